@@ -16,6 +16,9 @@ from mtpdeploy.secret import Secret
 from mtpdeploy.store import Provenance, Store
 
 
+ODD = b'{"kind": 3, "status": {}}'
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
@@ -73,14 +76,14 @@ def test_a_damaged_run_json_is_listed_as_unreadable_and_hides_no_other(content: 
     if content is not None:
         (bad / "run.json").write_bytes(content)
     assert {row.id: row.status for row in store.runs()} == {good.id: "done", bad.name: "unreadable"}
-    if content != b'{"kind": 3, "status": {}}':
-        with pytest.raises(ConfigError, match="run.json"):
+    if content != ODD:
+        with pytest.raises(ConfigError, match=r"run\.json"):
             store.run("20260101")
 
 
 def test_a_writer_that_was_killed_leaves_an_interrupted_run(store: Store) -> None:
-    code = f"from pathlib import Path; from mtpdeploy.store import Store; Store(Path({str(store.home)!r})).new_run('bench')"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, pathlib, mtpdeploy.store as s; s.Store(pathlib.Path(sys.argv[1])).new_run('bench')"
+    subprocess.run([sys.executable, "-c", code, str(store.home)], check=True)
     (row,) = store.runs()
     assert row.status == "interrupted"
     assert store.run("last").status == "interrupted"

@@ -68,7 +68,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def append_jsonl(path: Path, values: Iterable[object]) -> None:
-    """One line a value, in one write. A line torn by an earlier crash is closed first, so that it spoils only itself."""
+    """One line a value, in one write. A line torn by an earlier crash is closed first and spoils only itself."""
     lines = "".join(json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n" for value in values).encode()
     if not lines:
         return

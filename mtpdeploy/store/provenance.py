@@ -14,7 +14,7 @@ class Provenance:
     capacity:       effective figures of the running server: max_running_requests, slots, slots_per_request, kv_tokens.
     client_place:   `host` (beside the server), `here` (through a tunnel), `url` (an endpoint that somebody else runs).
     prompts_sha256: over the prompts as sent, in order.
-    contention:     foreign work seen meanwhile, one sentence each; () = looked for and none seen; None = not looked for.
+    contention:     foreign work seen meanwhile, a sentence each; () = looked for and none seen; None = not looked for.
     session, arm:   arms measured interleaved in one session share its id; only then do they share the day's conditions.
     tuned:          the settings were chosen by a search for this arm (report: each its own best), rather than shared.
     """

@@ -1,8 +1,9 @@
 """Runs on disk, and an index over them.
 
-The folders are the truth: `<home>/runs/<run id>/run.json` and the files beside it. `index.sqlite3` only spares reading every
-run.json for a list; it is brought up to date whenever it is asked, and rebuilt when it is lost, stale or damaged.
-Many processes may write and read at once: a run folder belongs to the process that made it, and the index is changed under a file lock.
+The folders are the truth: `<home>/runs/<run id>/run.json` and the files beside it. `index.sqlite3` only spares reading
+every run.json for a list; it is brought up to date whenever it is asked, and rebuilt when it is lost, stale or damaged.
+Many processes may write and read at once: a run folder belongs to the process that made it, and the index is changed
+under a file lock.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mtpdeploy.store.files import append_jsonl, plain, read_jsonl, write_atomica
 from mtpdeploy.store.provenance import Provenance
 
 Kind = Literal["bench", "deploy", "campaign", "tune", "demo"]
+Query = Callable[[sqlite3.Connection], list[tuple[object, ...]]]
 Status = Literal["running", "done", "failed", "interrupted", "unreadable"]
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
@@ -71,7 +73,7 @@ class RunRow:
 class Run:
     """One run folder. Made by `Store.new_run`, found by `Store.run`.
 
-    As a context manager it ends by itself: an exception makes it `failed` (or `interrupted`), with the reason in run.json.
+    As a context manager it ends by itself: an exception makes it `failed` or `interrupted`, the reason in run.json.
     """
 
     def __init__(self, path: Path, head: dict[str, object]) -> None:
@@ -196,7 +198,10 @@ class Store:
         self.folder = home / "runs"
 
     def new_run(self, kind: Kind, meta: Mapping[str, object] | None = None) -> Run:
-        """A new folder with its run.json. Keys of `meta` that lists and comparisons read: host, profile, workload, simulated, provenance."""
+        """A new folder with its run.json.
+
+        Keys of `meta` that lists and comparisons read: host, profile, workload, simulated, provenance.
+        """
         head: dict[str, object] = {
             "run_id": None,
             "kind": kind,
@@ -324,7 +329,7 @@ class Store:
         head = _head(path)
         if head is None:
             raise ConfigError(
-                f"{path / 'run.json'}: missing or damaged, so nothing says what this run was; its other files are untouched",
+                f"{path / 'run.json'}: missing or damaged: what this run was is not known; other files are untouched",
                 next_commands=[f"ls -la {path}"],
             )
         return Run(path, head)
@@ -352,7 +357,7 @@ class Store:
             folder,
         )
 
-    def _indexed(self, ask: Callable[[sqlite3.Connection], list[tuple[object, ...]]]) -> list[tuple[object, ...]]:
+    def _indexed(self, ask: Query) -> list[tuple[object, ...]]:
         if not self.folder.is_dir():
             return []
         file = self.folder / "index.sqlite3"
@@ -374,8 +379,8 @@ class Store:
             if index.execute("PRAGMA user_version").fetchone()[0] != SCHEMA:
                 index.executescript(
                     "DROP TABLE IF EXISTS runs;"
-                    "CREATE TABLE runs (id TEXT PRIMARY KEY, kind TEXT, status TEXT, host TEXT, profile TEXT, workload TEXT,"
-                    " simulated INTEGER, created_utc TEXT, finished_utc TEXT, summary TEXT, stamp TEXT);"
+                    "CREATE TABLE runs (id TEXT PRIMARY KEY, kind TEXT, status TEXT, host TEXT, profile TEXT,"
+                    " workload TEXT, simulated INTEGER, created_utc TEXT, finished_utc TEXT, summary TEXT, stamp TEXT);"
                     f"PRAGMA user_version = {SCHEMA};"
                 )
             self._refresh(index)
@@ -392,6 +397,7 @@ class Store:
                 if known.get(ident) == stamp:
                     continue
                 head = _head(path)
+                row: tuple[object, ...]
                 if head is None:
                     row = (ident, "unknown", "unreadable", None, None, None, None, _from_id(ident), None, "{}", stamp)
                 else:
