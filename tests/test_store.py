@@ -15,7 +15,6 @@ from mtpdeploy.errors import ConfigError, NotFound, UsageError
 from mtpdeploy.secret import Secret
 from mtpdeploy.store import Provenance, Store
 
-
 ODD = b'{"kind": 3, "status": {}}'
 
 
