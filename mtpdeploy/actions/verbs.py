@@ -21,6 +21,21 @@ class Option:
     choices: tuple[str, ...] = ()
     metavar: str = ""
 
+    @property
+    def flag(self) -> str:
+        """As it is typed: `--dry-run`."""
+        return "--" + self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def told(self) -> str:
+        """The help line with what it accepts beyond its type; both doors and the reference print this one."""
+        extras = [
+            *([f"one of {', '.join(self.choices)}"] if self.choices else []),
+            *(["repeatable"] if self.multiple and "repeatable" not in self.help else []),
+            *([f"default {self.default}"] if self.default not in (None, False, ()) else []),
+        ]
+        return f"{self.help} ({'; '.join(extras)})" if extras else self.help
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -37,7 +52,9 @@ class Verb:
     """One use case. `action` and `text` are `module:function`, imported only when the verb runs.
 
     action(*, home, talk, **options) → an answer with `as_json()` (and `exit_code`, 0 if absent);
-    text(answer, console) prints it for people. streams: the action also gets `out`, which writes a line to stdout at once.
+    text(answer, console) prints it for people. The console takes strings literally (no markup): use `style=` or rich's Text.
+    streams: the action also gets `out`, which writes a line to stdout at once, and `json`, whether such a line should be JSON;
+    it may return None, and then nothing more is printed.
     """
 
     name: str
@@ -55,6 +72,14 @@ HOST = Option("host", "Host, group, comma list or ssh alias (user@name:port). De
 PROFILE = Option("profile", "Profile by name, or a YAML file.")
 INVENTORY = Option("inventory", "Inventory file, repeatable. Default: the home's inventories/*.yml.", multiple=True)
 SET = Option("set_", "Override one setting, such as args.mem_fraction_static=0.9 or env.NAME=1; repeatable, wins over all.", multiple=True)
+
+# Handled by the doors, the same for each verb.
+COMMON = (
+    Option("json", "Print the answer, or the error, as one JSON document on stdout.", type=bool, default=False),
+    Option("home", "Folder of inventories/, templates/ and runs/. Default: $MTPDEPLOY_HOME, else the nearest that has inventories/."),
+    Option("quiet", "No progress on stderr.", type=bool, default=False),
+    Option("no_color", "No colour; NO_COLOR in the environment does the same.", type=bool, default=False),
+)
 
 
 def verbs() -> Iterator[Verb]:

@@ -1,0 +1,210 @@
+"""What both doors do with a verb: check its options, run it, print the answer or the error, and choose the exit code.
+
+Answers go to stdout, talk to stderr. Nothing heavy is imported until a verb runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from mtpdeploy.actions.verbs import COMMON, Option, Verb
+from mtpdeploy.errors import MtpError, UsageError
+from mtpdeploy.resources import find_home
+from mtpdeploy.secret import Secret
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
+
+
+def perform(verb: Verb, given: Mapping[str, object]) -> int:
+    """Run `verb` with the options as a door parsed them, print what comes of it, return the exit code."""
+    _literal_streams()
+    as_json = bool(given.get("json"))
+    try:
+        with _signals_unwind():
+            return _run(verb, given, as_json)
+    except MtpError as error:
+        tell_error(error, as_json=as_json, no_color=bool(given.get("no_color")))
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted; the next `mtpdeploy status` tells how things stand", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence_stdout()
+        return BROKEN_PIPE
+    except Exception as error:  # a bug of ours: the user gets one line, the traceback goes to a file
+        tell_error(_unexpected(error, verb), as_json=as_json, no_color=bool(given.get("no_color")))
+        return 1
+
+
+def _run(verb: Verb, given: Mapping[str, object], as_json: bool) -> int:
+    options = checked(verb, given)
+    common = {option.name: options.pop(option.name) for option in COMMON}
+    no_color = bool(common["no_color"])
+    home = find_home(common["home"])
+    action = _load(verb.action)
+
+    from mtpdeploy.report.live import live
+
+    with live(quiet=bool(common["quiet"]), no_color=no_color) as talk:
+        if verb.streams:
+            options["out"] = _write_line
+            if "json" in inspect.signature(action).parameters:
+                options["json"] = as_json
+        answer = action(home=home, talk=talk, **options)
+    if answer is not None:
+        if as_json:
+            _write_line(as_document(answer.as_json()))
+        else:
+            _load(verb.text)(answer, answer_console(no_color))
+        sys.stdout.flush()
+    return int(getattr(answer, "exit_code", 0))
+
+
+def checked(verb: Verb, given: Mapping[str, object]) -> dict[str, Any]:
+    """The options with their types and choices enforced. Fabric's door hands over strings; Click's come typed and pass unchanged.
+
+    Raises UsageError, which names the option.
+    """
+    options: dict[str, Any] = {}
+    for option in (*verb.options, *COMMON):
+        value = given.get(option.name)
+        if option.multiple:
+            options[option.name] = tuple(_typed(option, each) for each in (value or ()))  # type: ignore[attr-defined]
+        elif value is None:
+            options[option.name] = option.default
+        else:
+            options[option.name] = _typed(option, value)
+    for argument in verb.arguments:
+        value = given.get(argument.name)
+        if argument.multiple:
+            options[argument.name] = tuple(value or ())  # type: ignore[call-overload]
+        else:
+            options[argument.name] = value
+        if argument.required and not options[argument.name]:
+            raise UsageError(f"{verb.name}: {argument.name.upper()} is missing: {argument.help}")
+    return options
+
+
+def _typed(option: Option, value: object) -> object:
+    if option.type is bool:
+        return bool(value)
+    try:
+        typed = option.type(value)
+    except ValueError:
+        kind = {int: "a whole number", float: "a number"}.get(option.type, option.type.__name__)
+        raise UsageError(f"{option.flag}: should be {kind}, not {value!r}") from None
+    if option.choices and typed not in option.choices:
+        raise UsageError(f"{option.flag}: should be one of {', '.join(option.choices)}, not {value!r}")
+    return typed
+
+
+def as_document(value: object) -> str:
+    """JSON text. What JSON cannot hold is made plain: NaN and infinities are unknown, hence null; a secret is its mask."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case tuple() | list() | set() | frozenset():
+            return [_plain(each) for each in value]
+        case Secret() | Path():
+            return str(value)
+    return value
+
+
+def tell_error(error: MtpError, *, as_json: bool, no_color: bool = False) -> None:
+    """The error for a person on stderr, or for a program as JSON on stdout."""
+    if as_json:
+        with contextlib.suppress(BrokenPipeError):
+            _write_line(as_document(error.as_json()))
+        return
+    from mtpdeploy.report.errors import text
+
+    text(error, _console(sys.stderr, no_color))
+
+
+def answer_console(no_color: bool = False) -> Console:
+    """Where text renderers print: stdout. Strings are literal, and a pipe gets long lines instead of a terminal's 80 columns."""
+    return _console(sys.stdout, no_color)
+
+
+def _console(stream: Any, no_color: bool) -> Console:
+    from rich.console import Console
+
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else 160
+    return Console(file=stream, no_color=no_color or None, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, function = where.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def _literal_streams() -> None:
+    """A log or a name may hold what the terminal's encoding lacks; show it escaped rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def silence_stdout() -> None:
+    """After a broken pipe: keep the interpreter from complaining when it flushes stdout at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like an exception, so that tunnels, locks and rehearsal servers are put away."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    try:
+        before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    except ValueError:  # not the main thread: the embedding program owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _unexpected(error: Exception, verb: Verb) -> MtpError:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="mtpdeploy-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(f"mtpdeploy {verb.name}\n")
+        file.write("".join(traceback.format_exception(error)))
+    return MtpError(
+        f"unexpected {type(error).__name__}: {error}\n"
+        f"This is a fault in mtpdeploy, not in your input. The traceback is in {file.name}; please file it with the command that you typed."
+    )

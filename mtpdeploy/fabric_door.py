@@ -1,0 +1,140 @@
+"""The Fabric door: one Invoke task per verb, made from the same table as `mtpdeploy VERB`.
+
+Fabric's own host selection (-H, --hosts) is refused: it would run a task once per host, each blind to the others, while a verb
+knows its hosts, asks them in parallel and answers for all of them.
+"""
+
+from __future__ import annotations
+
+from inspect import Parameter, Signature
+from typing import Any
+
+from fabric import Connection
+from invoke import Collection, Context, Exit, Task
+from invoke.parser import Argument as ParserArgument
+from invoke.parser.parser import ParseMachine
+
+from mtpdeploy import door
+from mtpdeploy.actions.verbs import COMMON, Argument, Verb, verbs
+from mtpdeploy.cli import DEFAULT_NAME
+
+
+class OptionalArgument(ParserArgument):
+    """A positional argument that may be left out, or given several times. Invoke only knows required ones.
+
+    Until its task's words end it reads as "still missing" (None), which is how Invoke decides that the next word is for it.
+    """
+
+    def __init__(self, name: str, help: str, multiple: bool) -> None:
+        super().__init__(name=name, help=help, positional=True)
+        self.multiple = multiple
+        self.closed = False
+        self.words: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        if self.multiple:
+            return self.words if self.closed else None
+        return self.words[0] if self.words else ("" if self.closed else None)
+
+    @value.setter
+    def value(self, word: str) -> None:
+        self.words = (*self.words, word)
+
+
+def _complete_context(machine: Any) -> None:
+    for argument in machine.context.positional_args if machine.context else ():
+        if isinstance(argument, OptionalArgument):
+            argument.closed = True
+    _invoke_complete_context(machine)
+
+
+# Invoke reports missing positional arguments here; ours close first, so that only required ones are reported.
+_invoke_complete_context = ParseMachine.complete_context
+ParseMachine.complete_context = _complete_context
+
+
+class VerbTask(Task):  # type: ignore[type-arg]
+    """A task whose parameters come from the table."""
+
+    verb: Verb
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[ParserArgument]:
+        optional = {a.name: a for a in self.verb.arguments if a.multiple or not a.required}
+        return [
+            OptionalArgument(argument.name, optional[str(argument.name)].help, optional[str(argument.name)].multiple)
+            if str(argument.name) in optional
+            else argument
+            for argument in super().get_arguments(ignore_unknown_help)
+        ]
+
+
+def _task(verb: Verb, name: str) -> VerbTask:
+    def body(context: Context, **given: object) -> None:
+        if isinstance(context, Connection):
+            raise Exit("fab -H would repeat the task for each host, each blind to the others; choose hosts with --host", code=2)
+        code = door.perform(verb, {key: value if value != "" else None for key, value in given.items()})
+        if code:
+            raise Exit(code=code)
+
+    options = (*verb.options, *COMMON)
+    body.__name__ = name
+    body.__doc__ = _help(verb)
+    body.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter("context", Parameter.POSITIONAL_OR_KEYWORD),
+            *(Parameter(a.name, Parameter.POSITIONAL_OR_KEYWORD, default=Parameter.empty) for a in verb.arguments),
+            *(
+                Parameter(o.name, Parameter.POSITIONAL_OR_KEYWORD, default=bool(o.default) if o.type is bool else None)
+                for o in options
+            ),
+        ]
+    )
+    task = VerbTask(
+        body,
+        name=name,
+        positional=[argument.name for argument in verb.arguments],
+        iterable=[option.name for option in options if option.multiple],
+        help={
+            **{argument.name: argument.help for argument in verb.arguments},
+            **{option.name.rstrip("_").replace("_", "-"): option.told for option in options},
+        },
+        auto_shortflags=False,
+    )
+    task.verb = verb
+    return task
+
+
+def _help(verb: Verb) -> str:
+    examples = "\n".join(f"  {_as_fab(line)}" for line in verb.examples)
+    return "\n\n".join(part for part in (verb.summary, verb.details, examples and f"Examples:\n{examples}") if part)
+
+
+def _as_fab(example: str) -> str:
+    """`mtpdeploy runs show ID` → `fab runs.show ID`."""
+    words = example.split()
+    if words[:1] != ["mtpdeploy"]:
+        return example
+    dotted = ".".join(words[1:3])
+    if any(verb.name == dotted for verb in verbs()):
+        return " ".join(["fab", dotted, *words[3:]])
+    return " ".join(["fab", *words[1:]])
+
+
+def collection() -> Collection:
+    """All verbs: `fab runs` is the default task of the collection `runs`, `fab runs.show` a task in it."""
+    table = {verb.name: verb for verb in verbs()}
+    parents = {name.partition(".")[0] for name in table if "." in name}
+    root = Collection()
+    nested = {name: Collection(name) for name in parents}
+    for name, verb in table.items():
+        parent, _, below = name.partition(".")
+        if below:
+            nested[parent].add_task(_task(verb, below))
+        elif name in parents:
+            nested[name].add_task(_task(verb, DEFAULT_NAME), default=True)
+        else:
+            root.add_task(_task(verb, name))
+    for each in nested.values():
+        root.add_collection(each)
+    return root
