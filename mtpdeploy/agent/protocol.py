@@ -4,10 +4,10 @@ One exec is one stage of work:
 
     <python> -I -S <workdir>/agent/<hash>.pyz VERB REQUEST
 
-REQUEST is base64url of JSON when it is small and holds no secret (then stdin is not used at all), or `-`: then stdin carries
-a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is one JSON object with the key `event`:
+REQUEST is base64url of JSON when it is small and holds no secret (then stdin is not used at all), or `-`: then stdin
+carries a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is one JSON object with the key `event`:
 
-    {"event": "heartbeat"}                                    each HEARTBEAT_S; CUT_S of silence means that the line is cut
+    {"event": "heartbeat"}                       each HEARTBEAT_S; CUT_S of silence means that the line is cut
     {"event": "step", "do": …, "why": …}                      something is about to be done
     {"event": "note", "text": …}                              something that a person should know
     {"event": "log", "launch_id", "boot", "inode", "offset", "data"}      data: base64; offset: of its first byte
@@ -15,11 +15,11 @@ a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is 
     {"event": "state", "word", "why", …}                      the server's state changed (see StatusResult.word)
     {"event": "bench", …}                                     an event of the benchmark's client, as it wrote it
     {"event": "result", …}                                    the last line of a verb that worked
-    {"event": "error", "kind", "message", "evidence", "next_commands", "runbook", "details"}     the last line of one that did not
+    {"event": "error", "kind", "message", "evidence", "next_commands", "runbook", "details"}      … of one that did not
 
-`kind` is the slug of a class in mtpdeploy.errors (`host-locked`, `plan-refused`, `launch-failed`, …). Exit status: 0 with a
-result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC (`2026-01-31T12:00:00.123Z`) or seconds
-(`_s`), GPU memory GiB (`_gb`).
+`kind` is the slug of a class in mtpdeploy.errors (`host-locked`, `plan-refused`, `launch-failed`, …). Exit status: 0 with
+a result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC (`2026-01-31T12:00:00.123Z`) or
+seconds (`_s`), GPU memory GiB (`_gb`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,7 @@ import base64
 import json
 import re
 import struct
-import sys
 from typing import Any, BinaryIO, Literal, TypedDict
-
-if sys.version_info >= (3, 11):
-    from typing import NotRequired
-else:  # the host may have Python 3.10, where annotations alone need the name and are never evaluated
-
-    class NotRequired:
-        def __class_getitem__(cls, item: Any) -> Any:
-            return item
-
 
 PROTOCOL = 1
 HEARTBEAT_S = 1.0
@@ -67,12 +57,12 @@ LAUNCH_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}\Z")
 class InstallFile(TypedDict):
     """A file of a release. `path` is a plain name inside the release folder.
 
-    In `unit.service` and `tmux.sh` (and only there) the agent replaces @@PYTHON@@, @@AGENT@@, @@SERVICE_DIR@@, @@RELEASE@@ and
-    @@USER@@ by what the host alone knows, quoted for systemd or for the shell.
+    In system.service, user.service and tmux.sh (and only there) the agent replaces @@PYTHON@@, @@AGENT@@,
+    @@SERVICE_DIR@@, @@RELEASE@@ and @@USER@@ by what the host alone knows, quoted for systemd or for the shell.
     """
 
     path: str
-    mode: int  # 0o700 launch.sh, 0o600 env and server.yml, 0o644 unit.service
+    mode: int  # 0o700 launch.sh and tmux.sh, 0o600 env and server.yml, 0o644 *.service
     content: str
 
 
@@ -93,17 +83,19 @@ class ReleaseFile(TypedDict):
     env: dict[str, str]  # masked
     sglang_version: str | None
     supervisor: str  # SupervisorChoice as asked; what was chosen stands in state.json
-    model_path: NotRequired[str | None]
-    served_model_name: NotRequired[str | None]
-    drain_timeout_s: NotRequired[float]
-    ready_timeout_s: NotRequired[float]
-    simulated: NotRequired[bool]
-    plan: NotRequired[dict[str, Any]]
-    notes: NotRequired[list[str]]
+    model_path: str | None
+    served_model_name: str | None
+    drain_timeout_s: float
+    ready_timeout_s: float
+    simulated: bool
+    restart_limit: int  # restarts in `restart_window_s` after which a crash loop is given up
+    restart_window_s: float
+    plan: dict[str, Any]
+    notes: list[str]
 
 
 class ProbeSpec(TypedDict, total=False):
-    """What to look at beside the host itself. `env` is added for questions to `python` (a shim's PYTHONPATH, PATH); no secret."""
+    """What to look at beside the host itself. `env` (no secret) is added for questions to `python`: PYTHONPATH, PATH."""
 
     python: str
     env: dict[str, str]
@@ -139,7 +131,9 @@ class ProbeRequest(Request, total=False):
 
 class DeployRequest(Request, total=False):
     """First without `release` and `files` (small, in argv): answers `unchanged`, `starting` or `needs-files` with facts.
-    Then, if needed, with both (on stdin). Everything between lock and start happens in that one exec."""
+
+    Then, if needed, with both (on stdin). Everything between lock and start happens in that one exec.
+    """
 
     fingerprint: str
     expect_version: str | None  # version the fingerprint was computed for; another one at the host → needs-files
@@ -151,7 +145,7 @@ class DeployRequest(Request, total=False):
     abort_requests: bool  # abort what is running instead of draining
     sudo_password: str | None  # stdin only; used once, stored nowhere
     keep: int  # releases to keep afterwards; 0 = do not prune
-    stop_only_when_fits: bool  # default True: refuse when preflight fails
+    skip_preflight: bool  # findings are reported and refuse nothing
 
 
 class StartRequest(Request, total=False):
@@ -197,7 +191,7 @@ class TailRequest(Request, total=False):
 
 
 class BenchRequest(Request, total=False):
-    """Runs the packed benchmark client with the deployment's python. Records stay in <workdir>/bench/<run_id>/ until pulled."""
+    """Runs the packed benchmark client with the deployment's python; records stay in <workdir>/bench/<run_id>/."""
 
     run_id: str
     python: str
@@ -420,7 +414,7 @@ class WatchResult(TypedDict, total=False):
 
 
 def to_argument(request: Request) -> str | None:
-    """The request as one word of a command line, or None if it must go through stdin (too long, or it holds a secret)."""
+    """The request as one word of a command line; None if it must go through stdin (too long, or it holds a secret)."""
     if any(request.get(name) for name in ("sudo_password", "files")):
         return None
     word = base64.urlsafe_b64encode(json.dumps(request, separators=(",", ":")).encode()).decode()
