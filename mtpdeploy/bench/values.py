@@ -193,7 +193,9 @@ class Measured:
     point: int
     started_utc: str
     duration_s: float
-    spec: Mapping[str, object] = field(default_factory=dict)  # concurrency, rate, process, repeat, arm, lengths, requests
+    spec: Mapping[str, object] = field(
+        default_factory=dict
+    )  # concurrency, rate, process, repeat, arm, lengths, requests
     counters: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
