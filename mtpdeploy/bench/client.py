@@ -1,0 +1,506 @@
+"""The load client: many HTTP/1.1 streams on connections that are opened beforehand, with a time stamp on every read.
+
+The hot path is an asyncio.Protocol of our own rather than aiohttp's stream reader: a read costs a clock call and an append, and
+parsing waits until the answer ends or 64 KiB have gathered (docs/decisions/ says why, bench/client.py measures it). Everything
+else that speaks HTTP uses aiohttp. uvloop runs the loop where it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from mtpdeploy.bench.sse import Answer, BadAnswer, error_text
+from mtpdeploy.bench.values import Api, Record, Request
+
+PARSE_AT = 65536  # bytes that may wait for the parser
+OPEN_AT_ONCE = 128  # connections opened side by side before the load
+ROUTES: Mapping[Api, str] = {
+    "sglang": "/generate",
+    "openai-chat": "/v1/chat/completions",
+    "openai": "/v1/completions",
+}
+Told = Callable[[Record], None]
+
+
+class EndpointError(Exception):
+    """No stream can be had from the endpoint; the text says why. `kind` is a slug: refused, dns, tls, timeout, …"""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the requests go. The headers may hold a key: they are never logged or stored."""
+
+    url: str
+    api: Api
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    connect_timeout_s: float = 10.0
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if urlsplit(self.url).scheme == "https" else None
+
+    def path(self) -> str:
+        """The route below the URL's own path; a URL that already ends in /v1 keeps one."""
+        base = urlsplit(self.url).path.rstrip("/")
+        route = ROUTES[self.api]
+        if base.endswith("/v1") and route.startswith("/v1/"):
+            base = base.removesuffix("/v1")
+        return base + route
+
+    def encode(self, body: Mapping[str, Any]) -> bytes:
+        """The whole request as it goes over the wire."""
+        payload = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        shown = f"[{host}]" if ":" in host else host
+        lines = [
+            f"POST {self.path()} HTTP/1.1",
+            f"Host: {shown}{f':{parts.port}' if parts.port else ''}",
+            "Content-Type: application/json",
+            "Accept: text/event-stream",
+            "Accept-Encoding: identity",
+            "User-Agent: mtpdeploy-bench",
+            *(f"{name}: {value}" for name, value in self.headers.items()),
+            f"Content-Length: {len(payload)}",
+        ]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + payload
+
+
+class Stream(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    __slots__ = ("_got", "_settle_now", "_size", "_transport", "answer", "closed", "done", "heard_ns", "sent_ns")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._got: list[tuple[int, bytes]] = []
+        self._size = 0
+        self._settle_now = True
+        self.answer: Answer | None = None
+        self.done: Callable[[Stream, str | None, str | None], None] | None = None
+        self.closed = False
+        self.sent_ns = 0
+        self.heard_ns = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def send(self, data: bytes, answer: Answer, done: Callable[[Stream, str | None, str | None], None]) -> None:
+        """The clock starts where the bytes are handed to the kernel; `done(stream, error kind, error)` ends it."""
+        assert self._transport is not None
+        self.answer, self.done = answer, done
+        self._settle_now = True  # until the head says how the end can be seen
+        self.heard_ns = self.sent_ns = time.monotonic_ns()
+        self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._got.append((time.monotonic_ns(), data))
+        self._size += len(data)
+        if self._settle_now or self._size > PARSE_AT or data.endswith(b"0\r\n\r\n"):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Parses what has come. Most reads of a stream only wait for this."""
+        got, self._got, self._size = self._got, [], 0
+        answer = self.answer
+        if answer is None:  # bytes that nobody asked for
+            self.abort()
+            return
+        try:
+            for ns, data in got:
+                answer.feed(ns, data)
+        except BadAnswer as exc:
+            self.abort()
+            self._finish("protocol", str(exc))
+            return
+        if got:
+            self.heard_ns = got[-1][0]
+        self._settle_now = not answer.chunked
+        if answer.complete:
+            if not answer.keep_alive:
+                self.abort()
+            self._finish(None, None)
+
+    def silent_for_ns(self, now: int) -> int:
+        """Nanoseconds since the last byte (or since the send)."""
+        return now - (self._got[-1][0] if self._got else self.heard_ns)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self.answer is None:
+            return
+        self._settle()
+        if self.answer is not None:
+            self.answer.end()
+            if self.answer.complete:
+                self._finish(None, None)
+            else:
+                kind = "cut" if self.answer.last_ns is not None else "closed"
+                why = f" ({exc})" if exc else ""
+                self._finish(kind, f"the server closed the connection before the end of the answer{why}")
+
+    def fail(self, kind: str, message: str) -> None:
+        """Ends the request from our side."""
+        self.abort()
+        self._settle()
+        if self.answer is not None:
+            self._finish(kind, message)
+
+    def _finish(self, kind: str | None, message: str | None) -> None:
+        done, self.done = self.done, None
+        if done is not None:
+            done(self, kind, message)
+        if self.done is None:
+            self.answer = None
+
+    def abort(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request with its bytes, so that nothing is encoded once the clock runs."""
+
+    request: Request
+    data: bytes
+
+
+@dataclass
+class Outcome:
+    """How the client itself did."""
+
+    records: list[Record] = field(default_factory=list)
+    started_ns: int = 0
+    loop_lags_ms: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    reconnects: int = 0
+    dropped: bool = False  # stopped before the end
+
+
+class Client:
+    """Connections to one endpoint, reused from point to point."""
+
+    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 600.0) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self._idle: deque[Stream] = deque()
+        self._tls = endpoint.tls
+        self._flying: set[Stream] = set()
+        self._stopping = False
+        self.reconnects = 0
+
+    async def connect(self, count: int) -> None:
+        """Opens connections until `count` are ready. Raises EndpointError where none can be had."""
+        self._idle = deque(stream for stream in self._idle if not stream.closed)
+        while len(self._idle) < count:
+            wave = min(OPEN_AT_ONCE, count - len(self._idle))
+            self._idle.extend(await asyncio.gather(*(self._open() for _ in range(wave))))
+
+    async def _open(self) -> Stream:
+        loop = asyncio.get_running_loop()
+        where = f"{self.endpoint.host}:{self.endpoint.port}"
+        try:
+            _, stream = await asyncio.wait_for(
+                loop.create_connection(Stream, self.endpoint.host, self.endpoint.port, ssl=self._tls),
+                self.endpoint.connect_timeout_s,
+            )
+        except asyncio.TimeoutError:
+            raise EndpointError("timeout", f"{where} did not accept a connection in time") from None
+        except ssl.SSLError as exc:
+            raise EndpointError("tls", f"{where}: TLS failed: {exc.reason or exc}") from exc
+        except ConnectionRefusedError:
+            raise EndpointError("refused", f"{where} refused the connection: nothing listens there") from None
+        except OSError as exc:
+            kind = "dns" if type(exc).__name__ == "gaierror" else "unreachable"
+            raise EndpointError(kind, f"{where}: {exc.strerror or exc}") from exc
+        return stream
+
+    def close(self) -> None:
+        for stream in (*self._idle, *self._flying):
+            stream.abort()
+        self._idle.clear()
+
+    def stop(self) -> None:
+        """No further request is sent; those in flight are given up. What is complete stays."""
+        self._stopping = True
+        for stream in tuple(self._flying):
+            stream.fail("interrupted", "the benchmark was interrupted")
+
+    async def closed_loop(self, work: Sequence[Ready], lanes: int, point: int, told: Told | None = None) -> Outcome:
+        """`lanes` requests at all times until the work is done; a lane sends its next one as soon as it has an answer."""
+        await self.connect(min(lanes, len(work)))
+        return await self._run(work, point, told, lanes=lanes)
+
+    async def open_loop(
+        self, work: Sequence[Ready], point: int, told: Told | None = None, *, cap: int | None = None
+    ) -> Outcome:
+        """Each request at its own time `at_s`, whatever became of the ones before; with `cap`, at most so many in flight."""
+        await self.connect(min(cap or 64, len(work), 1024))
+        return await self._run(work, point, told, cap=cap)
+
+    async def _run(
+        self,
+        work: Sequence[Ready],
+        point: int,
+        told: Told | None,
+        *,
+        lanes: int | None = None,
+        cap: int | None = None,
+    ) -> Outcome:
+        loop = asyncio.get_running_loop()
+        outcome = Outcome()
+        left = len(work)
+        finished = loop.create_future()
+        waiting: deque[int] = deque()
+        self._stopping = False
+        opened_before = self.reconnects
+        if not work:
+            return outcome
+        gc.collect()
+        gc.freeze()  # what exists now lives on: the collector need not walk it while the clock runs
+
+        def keep(record: Record) -> None:
+            nonlocal left
+            outcome.records.append(record)
+            left -= 1
+            if told is not None:
+                told(record)
+            if left == 0 and not finished.done():
+                finished.set_result(None)
+
+        def begin(place: int, lane: int | None, again: int = 0) -> None:
+            """Sends request `place`, on an idle connection or a new one."""
+            while self._idle:
+                stream = self._idle.popleft()
+                if not stream.closed:
+                    launch(stream, place, lane, again)
+                    return
+            task = loop.create_task(self._open())
+            task.add_done_callback(lambda made: opened(made, place, lane, again))
+
+        def opened(made: asyncio.Task[Stream], place: int, lane: int | None, again: int) -> None:
+            failure = made.exception()
+            if failure is None:
+                launch(made.result(), place, lane, again)
+                return
+            now = time.monotonic_ns()
+            kind = failure.kind if isinstance(failure, EndpointError) else "error"
+            keep(failed(place, lane, now, now, kind, str(failure), again))
+            follow(lane)
+
+        def launch(stream: Stream, place: int, lane: int | None, again: int) -> None:
+            answer = Answer(self.endpoint.api)
+            self._flying.add(stream)
+            stream.send(work[place].data, answer, lambda s, kind, why: ended(s, answer, place, lane, again, kind, why))
+
+        def ended(
+            stream: Stream,
+            answer: Answer,
+            place: int,
+            lane: int | None,
+            again: int,
+            kind: str | None,
+            why: str | None,
+        ) -> None:
+            now = time.monotonic_ns()
+            self._flying.discard(stream)
+            if kind == "closed" and again == 0 and not self._stopping:
+                # A kept connection that the server had already given up: it never saw the request.
+                self.reconnects += 1
+                begin(place, lane, again + 1)
+                return
+            if not stream.closed:
+                self._idle.append(stream)
+            sent = stream.sent_ns
+            follow(lane)  # the next request leaves before this one is looked at
+            keep(
+                record_of(
+                    work[place].request,
+                    answer,
+                    point,
+                    outcome.started_ns,
+                    sent,
+                    now,
+                    lane=lane,
+                    kind=kind,
+                    why=why,
+                    again=again,
+                )
+            )
+
+        def failed(place: int, lane: int | None, sent: int, now: int, kind: str, why: str, again: int) -> Record:
+            return record_of(
+                work[place].request, Answer(self.endpoint.api), point, outcome.started_ns, sent, now,
+                lane=lane, kind=kind, why=why, again=again,
+            )  # fmt: skip
+
+        upcoming = iter(range(len(work)))
+
+        def follow(lane: int | None) -> None:
+            if self._stopping:
+                return
+            if lanes is not None:
+                place = next(upcoming, None)
+                if place is not None:
+                    begin(place, lane)
+            elif waiting and (cap is None or len(self._flying) < cap):
+                begin(waiting.popleft(), None)
+
+        def due(place: int) -> None:
+            if self._stopping or finished.done():
+                return
+            if cap is not None and len(self._flying) >= cap:
+                waiting.append(place)
+            else:
+                begin(place, None)
+
+        watch = loop.create_task(self._watch(outcome))
+        cpu = time.process_time()
+        outcome.started_ns = time.monotonic_ns()
+        pacer = None
+        halt = threading.Event()
+        try:
+            if lanes is not None:
+                for lane in range(min(lanes, len(work))):
+                    begin(next(upcoming), lane)
+            else:
+                pacer = threading.Thread(
+                    target=_pace, args=(loop, work, outcome.started_ns, due, halt), name="pacer", daemon=True
+                )
+                pacer.start()
+            stopped = loop.create_task(self._until_stopped())
+            await asyncio.wait({asyncio.ensure_future(finished), stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+        finally:
+            halt.set()
+            watch.cancel()
+            outcome.wall_s = (time.monotonic_ns() - outcome.started_ns) / 1e9
+            outcome.cpu_s = time.process_time() - cpu
+            outcome.reconnects = self.reconnects - opened_before
+            outcome.dropped = left > 0
+            gc.unfreeze()
+        return outcome
+
+    async def _until_stopped(self) -> None:
+        while not self._stopping:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0)  # records of the streams that were given up are being kept
+
+    async def _watch(self, outcome: Outcome) -> None:
+        """The client's own punctuality, and the limit on silence."""
+        step = 0.02
+        last_check = time.monotonic()
+        while True:
+            expected = time.monotonic() + step
+            await asyncio.sleep(step)
+            now = time.monotonic()
+            outcome.loop_lags_ms.append(max(0.0, now - expected) * 1000)
+            if now - last_check > 1:
+                last_check = now
+                limit = self.timeout_s * 1e9
+                clock = time.monotonic_ns()
+                for stream in tuple(self._flying):
+                    if stream.silent_for_ns(clock) > limit:
+                        stream.fail("timeout", f"no byte from the server for {self.timeout_s:g} s")
+
+
+def _pace(
+    loop: asyncio.AbstractEventLoop,
+    work: Sequence[Ready],
+    start_ns: int,
+    due: Callable[[int], None],
+    halt: threading.Event,
+) -> None:
+    """Tells the loop when a request is due. In a thread: a loop's own timers count whole milliseconds."""
+    for place, ready in enumerate(work):
+        wait = (ready.request.at_s or 0.0) - (time.monotonic_ns() - start_ns) / 1e9
+        if wait > 0.2:
+            halt.wait(wait - 0.1)
+            wait = (ready.request.at_s or 0.0) - (time.monotonic_ns() - start_ns) / 1e9
+        if halt.is_set():
+            return
+        if wait > 0:
+            time.sleep(wait)  # finer than an Event's timeout
+        try:
+            loop.call_soon_threadsafe(due, place)
+        except RuntimeError:  # the loop has ended
+            return
+
+
+def record_of(
+    request: Request,
+    answer: Answer,
+    point: int,
+    started_ns: int,
+    sent_ns: int,
+    ended_ns: int,
+    *,
+    lane: int | None,
+    kind: str | None,
+    why: str | None,
+    again: int,
+) -> Record:
+    """A stream's answer as a record. What makes it failed: status, cut, error event, abort, no token, no end of stream."""
+    chunks = answer.chunks
+    told = chunks.result()
+    message = told.pop("finish_message", None)
+    if kind is None and answer.status != 200:
+        kind, why = f"http-{answer.status}", f"HTTP {answer.status}: {error_text(answer.body)}"
+    elif kind is None and not answer.stream:
+        kind, why = "not-a-stream", f"the server sent no event stream: {error_text(answer.body)}"
+    elif kind is None and chunks.error is not None:
+        kind, why = chunks.error_kind, f"error in the stream: {chunks.error}"
+    elif kind is None and told.get("finish_reason") == "abort":
+        kind, why = "aborted", f"the server aborted the request{f': {message}' if message else ''}"
+    elif kind is None and not chunks.done and "finish_reason" not in told:
+        kind, why = "cut", "the stream ended without [DONE] and without a finish reason"
+    elif kind is None and not chunks.times:
+        kind, why = "empty", "the answer had no token"
+    counted = chunks.counted is True and len(chunks.tokens) == len(chunks.times)
+    if counted and "output_tokens" not in told and kind is None:
+        told["output_tokens"] = chunks.tokens[-1]
+    last = answer.last_ns if kind is None and answer.last_ns is not None else ended_ns
+    return Record(
+        point=point,
+        index=request.index,
+        prompt_id=request.prompt.id,
+        prompt_class=request.prompt.kind,
+        output_limit=request.output_tokens,
+        start_us=(sent_ns - started_ns) // 1000,
+        scheduled_us=None if request.at_s is None else round(request.at_s * 1e6),
+        times_us=tuple((at - sent_ns) // 1000 for at in chunks.times),
+        tokens=tuple(chunks.tokens) if counted else None,
+        end_us=(last - sent_ns) // 1000,
+        error=why if kind is not None else None,
+        error_kind=kind,
+        http_status=answer.status,
+        reconnects=again,
+        lane=lane,
+        **told,
+    )
