@@ -2,12 +2,15 @@
 
 The two things that vary are drawn separately, because they are not the same uncertainty:
 
-- prompts: the arms were given the same prompts, and an arm gains more on some than on others. Prompts are resampled with
+- prompts: the arms were given the same prompts, and an arm gains more on some than on others. Prompts are resampled
+  with
   replacement, the same draw for both arms (pairing), as whole clusters (all requests of a prompt).
-- runs: the same prompts measured again give another number (clocks, neighbours, batch timing). The residuals of the runs
+- runs: the same prompts measured again give another number (clocks, neighbours, batch timing). The residuals of the
+  runs
   around their arm's mean are pooled over both arms and resampled.
 
-Both have few members (8 prompts, 2 to 5 runs), where a plain percentile bootstrap is too narrow. Residuals are therefore
+Both have few members (8 prompts, 2 to 5 runs), where a plain percentile bootstrap is too narrow. Residuals are
+therefore
 scaled by sqrt(n / (n - 1)) and deviations by t(n - 1) / z, the small-sample correction of Hesterberg (2015), "What
 teachers should know about the bootstrap"; tests/test_analysis_stats.py measures the coverage that results.
 """
@@ -29,7 +32,10 @@ DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its interval at `CONFIDENCE`; low and high are None where nothing was repeated that could show spread."""
+    """An estimate with its interval at `CONFIDENCE`.
+
+    Low and high are None where nothing was repeated that could show spread.
+    """
 
     value: float
     low: float | None
@@ -50,8 +56,10 @@ class Interval:
 class Arm:
     """One side of a comparison at one load.
 
-    weight, cost: of shape (runs, prompts); the arm's figure is sum(weight) / sum(cost), such as tokens over request seconds.
-    scale: per run, a factor on the figure that the prompts do not explain (mean concurrency for output tok/s), shape (runs,).
+    weight, cost: of shape (runs, prompts); the arm's figure is sum(weight) / sum(cost), such as tokens over request
+        seconds.
+    scale: per run, a factor on the figure that the prompts do not explain (mean concurrency for output tok/s), shape
+        (runs,).
     """
 
     weight: Array
@@ -159,7 +167,7 @@ def _over_prompts(a: Arm, b: Arm, *, paired: bool, rng: np.random.Generator, dra
 
 
 def _over_runs(arms: Sequence[Array], *, rng: np.random.Generator, draws: int) -> Array | None:
-    """Deviation of the last arm's mean against the first's (or of the only arm's), from the pooled residuals of the runs."""
+    """Deviation of the last arm's mean against the first's (or of the only arm's), from pooled residuals of runs."""
     freedom = sum(len(arm) - 1 for arm in arms)
     if freedom < 1:
         return None

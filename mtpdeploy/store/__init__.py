@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpdeploy.store.provenance import Provenance
+from mtpdeploy.analysis.provenance import Provenance
 from mtpdeploy.store.store import LastDeployed, Run, RunRow, Store
 
 __all__ = ["LastDeployed", "Provenance", "Run", "RunRow", "Store"]

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, get_args
 
+from mtpdeploy.analysis.provenance import Provenance
 from mtpdeploy.errors import ConfigError, MtpError, NotFound, UsageError
 from mtpdeploy.store.files import append_jsonl, plain, read_jsonl, write_atomically, write_json
-from mtpdeploy.store.provenance import Provenance
 
 Kind = Literal["bench", "deploy", "campaign", "tune", "demo"]
 Query = Callable[[sqlite3.Connection], list[tuple[object, ...]]]

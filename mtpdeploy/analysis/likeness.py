@@ -1,0 +1,229 @@
+"""What differs between two measurements besides the thing compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import pairwise
+
+from mtpdeploy.analysis.provenance import Provenance
+from mtpdeploy.analysis.samples import Measured
+
+# decisive: with this difference the numbers do not answer which settings are faster.
+FIELDS: tuple[tuple[str, str, bool], ...] = (
+    ("simulated", "one is simulated", True),
+    ("simulated_clock", "simulated clock", True),
+    ("host", "host", True),
+    ("endpoint", "endpoint", False),
+    ("gpu", "GPU", True),
+    ("gpu_count", "number of GPUs", True),
+    ("gpu_memory_gb", "GPU memory in GiB", True),
+    ("driver", "driver", False),
+    ("model_hash", "model files", True),
+    ("model", "model", True),
+    ("sglang_version", "SGLang version", False),
+    ("workload", "workload", True),
+    ("input_tokens", "input tokens", True),
+    ("output_tokens", "output tokens", True),
+    ("ignore_eos", "ignore_eos", True),
+    ("temperature", "temperature", True),
+    ("prompts", "prompt set", True),
+    ("prompts_sha256", "prompts as sent", True),
+    ("seed", "seed", False),
+    ("client_place", "place of the client", False),
+    ("accept_length_source", "source of the accept length", False),
+    ("tuned", "tuned for its arm", False),
+)
+# A missing one of these is worth a note; the others are often unknown without harm.
+SHOULD_BE_KNOWN = ("host", "gpu", "model_hash", "sglang_version", "prompts_sha256")
+CLOSE_IN_TIME_S = 3600.0
+MTP_ARGS = ("speculative_", "mamba_", "max_mamba_cache_size", "max_running_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`what` differs: `a` here, `b` there. decisive: no verdict on the settings can be drawn across it."""
+
+    what: str
+    a: object
+    b: object
+    decisive: bool
+    text: str
+
+    def as_json(self) -> dict[str, object]:
+        return {"what": self.what, "a": self.a, "b": self.b, "decisive": self.decisive, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """differences.
+
+    Listed first in every report, decisive ones before the rest. notes: what could not be checked, and cautions.
+    """
+
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    settings: tuple[Difference, ...]  # the SGLang arguments that differ: the thing compared
+    settings_text: str
+
+    @property
+    def decisive(self) -> bool:
+        return any(one.decisive for one in self.differences)
+
+
+def likeness(a: Sequence[Measured], b: Sequence[Measured]) -> Likeness:
+    """Compares every run of one arm with every run of the other; a value that any pair differs in is listed once."""
+    found: dict[str, Difference] = {}
+    notes: list[str] = []
+    for key, text, decisive in FIELDS:
+        left, right = _values(a, key), _values(b, key)
+        unknown = [name for name, values in (("A", left), ("B", right)) if None in values]
+        known_left, known_right = left - {None}, right - {None}
+        if known_left and known_right and known_left != known_right:
+            found[text] = _difference(text, known_left, known_right, decisive)
+        elif unknown and key in SHOULD_BE_KNOWN:
+            which = "either arm" if len(unknown) == 2 else unknown[0]
+            notes.append(f"{text} not known of {which}, so not compared")
+    if "one is simulated" in found:
+        found["one is simulated"] = Difference(
+            "simulated", None, None, True, "one arm is simulated and the other is not"
+        )
+    if "model files" in found:
+        found.pop("model", None)
+    if "prompts as sent" not in found and _same_known(a, b, "prompts_sha256"):
+        found.pop("seed", None)  # another seed that gave the same prompts changes nothing
+        found.pop("prompt set", None)
+        found.pop("workload", None)
+    if "tuned for its arm" in found:
+        found["tuned for its arm"] = Difference(
+            "tuned", None, None, False, "one arm has settings found by a search, the other has not been tuned"
+        )
+    for difference in (*_time(a, b), *_contention(a, b), *_cache(a, b)):
+        found[difference.what] = difference
+    if not found.keys() & {"measured at another time"}:
+        notes += _interleaved(a, b)
+    settings, text = _settings(a, b)
+    ordered = sorted(found.values(), key=lambda one: not one.decisive)
+    return Likeness(tuple(ordered), tuple(notes), settings, text)
+
+
+def _values(arm: Sequence[Measured], key: str) -> set[object]:
+    return {_hashable(getattr(one.provenance, key)) for one in arm}
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _same_known(a: Sequence[Measured], b: Sequence[Measured], key: str) -> bool:
+    both = _values(a, key) | _values(b, key)
+    return None not in both and len(both) == 1
+
+
+def _difference(what: str, a: set[object], b: set[object], decisive: bool) -> Difference:
+    left, right = _shown(a), _shown(b)
+    return Difference(what, left, right, decisive, f"{what}: {left} against {right}")
+
+
+def _shown(values: set[object]) -> str:
+    texts = sorted(str(value) for value in values)
+    return " and ".join(text[:12] + "…" if len(text) == 64 else text for text in texts)
+
+
+def parse_utc(text: str | None) -> datetime | None:
+    """A stored time; None where it is missing or damaged."""
+    try:
+        stamp = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return stamp if stamp.tzinfo else stamp.replace(tzinfo=timezone.utc)
+
+
+def span(seconds: float) -> str:
+    """A duration for people: 40 s, 12 min, 5 h, 3 days."""
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def _time(a: Sequence[Measured], b: Sequence[Measured]) -> tuple[Difference, ...]:
+    times = [[stamp for one in arm if (stamp := parse_utc(one.created_utc))] for arm in (a, b)]
+    if not times[0] or not times[1]:
+        return ()
+    gap = abs((min(times[1]) - min(times[0])).total_seconds())
+    if gap <= CLOSE_IN_TIME_S or _one_session(a, b):
+        return ()
+    what = "measured at another time"
+    left, right = (f"{min(stamps):%Y-%m-%d %H:%M}" for stamps in times)
+    text = f"{what}: {span(gap)} apart ({left} and {right} UTC)"
+    return (Difference(what, left, right, False, text),)
+
+
+def _one_session(a: Sequence[Measured], b: Sequence[Measured]) -> bool:
+    return _same_known(a, b, "session")
+
+
+def _interleaved(a: Sequence[Measured], b: Sequence[Measured]) -> list[str]:
+    """Order of the runs in time: ABBA and the like separates the arms from drift, AABB does not."""
+    stamps = [
+        (stamp, arm) for arm, runs in (("A", a), ("B", b)) for one in runs if (stamp := parse_utc(one.created_utc))
+    ]
+    order = "".join(arm for _, arm in sorted(stamps))
+    if "A" not in order or "B" not in order:
+        return []
+    changes = sum(left != right for left, right in pairwise(order))
+    return (
+        []
+        if changes > 1
+        else [f"one arm was measured wholly before the other ({order}): slow drift would look like a gain"]
+    )
+
+
+def _contention(a: Sequence[Measured], b: Sequence[Measured]) -> tuple[Difference, ...]:
+    seen = {
+        name: [said for one in arm for said in one.provenance.contention or ()] for name, arm in (("A", a), ("B", b))
+    }
+    if not any(seen.values()):
+        return ()
+    text = "; ".join(f"{name}: {', '.join(said)}" for name, said in seen.items() if said)
+    return (Difference("foreign work", seen["A"], seen["B"], False, f"foreign work during the measurement ({text})"),)
+
+
+def _cache(a: Sequence[Measured], b: Sequence[Measured]) -> tuple[Difference, ...]:
+    rates = [[rate for one in arm if (rate := one.provenance.prefix_cache_hit_rate) is not None] for arm in (a, b)]
+    if not rates[0] or not rates[1]:
+        return ()
+    left, right = (sum(rate) / len(rate) for rate in rates)
+    if abs(left - right) <= 0.05:
+        return ()
+    what = "prefix cache hits"
+    return (Difference(what, left, right, False, f"{what}: {left:.0%} against {right:.0%} of the input tokens"),)
+
+
+def _settings(a: Sequence[Measured], b: Sequence[Measured]) -> tuple[tuple[Difference, ...], str]:
+    left, right = a[0].provenance, b[0].provenance
+    if not left.args or not right.args:
+        return (), "the arguments of at least one arm are not recorded, so whether the settings match is unknown"
+    changed = tuple(
+        Difference(
+            name, left.args.get(name), right.args.get(name), False, f"{name}: {_arg(left, name)} → {_arg(right, name)}"
+        )
+        for name in sorted({*left.args, *right.args} - {"host", "port"})
+        if left.args.get(name) != right.args.get(name)
+    )
+    if left.tuned and right.tuned:
+        return changed, "each arm has its own best settings, found by a search"
+    if not changed:
+        return changed, "both arms have the same settings"
+    names = [one.what for one in changed]
+    if all(name.startswith(MTP_ARGS) for name in names):
+        return changed, "same settings but for MTP and its state cache"
+    others = [name for name in names if not name.startswith(MTP_ARGS)]
+    return changed, f"not the same settings: besides MTP, {', '.join(others)} differ"
+
+
+def _arg(of: Provenance, name: str) -> str:
+    args: Mapping[str, object] = of.args
+    return str(args[name]) if name in args else "default"

@@ -1,0 +1,95 @@
+"""What the analysis works on: the points of a run, and the requests behind each, as plain values.
+
+Made from a run folder's points.json and records.jsonl by `mtpdeploy.store.measured`; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mtpdeploy.analysis.provenance import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completed request.
+
+    decode_tokens, decode_s: tokens after the first chunk and the time they took; None where the first chunk's size is
+        unknown.
+    accept_length: tokens a verify step, from the server's own count for this request; None without MTP or without
+        that count.
+    output: the answer's beginning, as token ids or as text, where it was kept.
+    """
+
+    prompt: str
+    output_tokens: int
+    e2e_s: float
+    ttft_s: float | None = None
+    decode_tokens: int | None = None
+    decode_s: float | None = None
+    input_tokens: int | None = None
+    accept_length: float | None = None
+    verify_steps: int | None = None
+    category: str | None = None
+    output: tuple[int, ...] | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Closed loop at `concurrency`, or open loop at `rate` requests/s. Orders as a sweep is read."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def order(self) -> tuple[int, float]:
+        return (0, self.concurrency) if self.concurrency is not None else (1, self.rate or 0.0)
+
+    def __str__(self) -> str:
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        return f"{self.rate:g} requests/s" if self.rate is not None else "unknown load"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One measurement of one load.
+
+    A point, once. `figures` is its entry in points.json (CONTRACT's names and units).
+    """
+
+    load: Load
+    figures: Mapping[str, object]
+    samples: tuple[Sample, ...] = ()
+    valid: bool = True
+    invalid_because: tuple[str, ...] = ()
+
+    def number(self, *path: str) -> float | None:
+        """A figure such as `number("ttft_ms", "p90")`; None where it is unknown."""
+        value: object = self.figures
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A benchmark run as the analysis sees it. memory: the plan's budget, where the run has one."""
+
+    run_id: str
+    created_utc: str | None
+    provenance: Provenance
+    passes: tuple[Pass, ...]
+    memory: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.provenance.profile or self.provenance.endpoint or self.run_id
+
+    @property
+    def simulated(self) -> bool:
+        return self.provenance.simulated is True
+
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(sorted({one.load for one in self.passes}, key=lambda load: load.order))
