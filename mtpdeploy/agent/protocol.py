@@ -5,7 +5,7 @@ One exec is one stage of work:
     <python> -I -S <workdir>/agent/<hash>.pyz VERB REQUEST
 
 REQUEST is base64url of JSON when it is small and holds no secret (then stdin is not used at all), or `-`: then stdin
-carries a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is one JSON object with the key `event`:
+carries a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is one JSON object with an `event`:
 
     {"event": "heartbeat"}                       each HEARTBEAT_S; CUT_S of silence means that the line is cut
     {"event": "step", "do": …, "why": …}                      something is about to be done
@@ -17,8 +17,8 @@ carries a 4-byte big-endian length and that many bytes of JSON. Every line of st
     {"event": "result", …}                                    the last line of a verb that worked
     {"event": "error", "kind", "message", "evidence", "next_commands", "runbook", "details"}      … of one that did not
 
-`kind` is the slug of a class in mtpdeploy.errors (`host-locked`, `plan-refused`, `launch-failed`, …). Exit status: 0 with
-a result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC (`2026-01-31T12:00:00.123Z`) or
+`kind` is the slug of a class in mtpdeploy.errors (`host-locked`, `plan-refused`, `launch-failed`, …). Exit status: 0
+with a result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC (`2026-01-31T12:00:00.123Z`) or
 seconds (`_s`), GPU memory GiB (`_gb`).
 """
 
@@ -95,7 +95,7 @@ class ReleaseFile(TypedDict):
 
 
 class ProbeSpec(TypedDict, total=False):
-    """What to look at beside the host itself. `env` (no secret) is added for questions to `python`: PYTHONPATH, PATH."""
+    """What to look at beside the host. `env` (no secret) is added for questions to `python`: PYTHONPATH, PATH."""
 
     python: str
     env: dict[str, str]
@@ -130,7 +130,7 @@ class ProbeRequest(Request, total=False):
 
 
 class DeployRequest(Request, total=False):
-    """First without `release` and `files` (small, in argv): answers `unchanged`, `starting` or `needs-files` with facts.
+    """First without `release` and `files` (small, in argv): answers `unchanged`, `starting`, or `needs-files` and facts.
 
     Then, if needed, with both (on stdin). Everything between lock and start happens in that one exec.
     """
@@ -249,9 +249,9 @@ class GpuFacts(TypedDict):
     index: int
     uuid: str
     name: str
-    memory_gb: float
-    used_gb: float
-    free_gb: float
+    memory_gb: float | None
+    used_gb: float | None
+    free_gb: float | None
     driver: str | None
     processes: list[GpuProcess]
 

@@ -1,0 +1,262 @@
+"""Processes as /proc shows them, and signals that cannot hit a stranger.
+
+A pid alone is no identity: pids are reused, and start again near 1 after a reboot. Three values are: pid, start time (field 22
+of /proc/PID/stat, clock ticks after boot) and the kernel's boot id. See proc(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+LAUNCH_VARIABLE = "MTPDEPLOY_LAUNCH_ID"
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """This boot of the host. /proc/uptime would be the outer machine's in a container."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+@lru_cache(maxsize=1)
+def machine_id() -> str:
+    """This machine, also where its name is not unique; work folders may lie on a file system that several machines share."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            if text := Path(path).read_text().strip():
+                return text
+        except OSError:
+            continue
+    return os.uname().nodename
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process for all time: no other one, before or after, has these three values."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
+
+    @staticmethod
+    def from_json(value: Any) -> ProcessId | None:
+        """The identity in a record, or None if the record has none (or a broken one)."""
+        if not isinstance(value, dict):
+            return None
+        pid, start, boot = value.get("pid"), value.get("start_time"), value.get("boot_id")
+        if isinstance(pid, int) and isinstance(start, int) and isinstance(boot, str) and pid > 1:
+            return ProcessId(pid, start, boot)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The part of /proc/PID/stat that is used here."""
+
+    pid: int
+    comm: str
+    state: str  # R S D Z X T …
+    ppid: int
+    pgrp: int
+    session: int
+    start_time: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    # comm may hold spaces and brackets: fields are counted after the LAST `)`.
+    opening, closing = text.find("("), text.rfind(")")
+    fields = text[closing + 2 :].split()
+    if opening < 0 or len(fields) < 20:
+        return None
+    return Stat(
+        pid, text[opening + 1 : closing], fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
+    )
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a living process; a zombie does not live."""
+    stat = read_stat(pid)
+    return ProcessId(pid, stat.start_time, boot_id()) if stat and stat.state not in "ZX" else None
+
+
+def alive(process: ProcessId | None) -> bool:
+    """Whether exactly this process still lives."""
+    return process is not None and process.boot_id == boot_id() and identify(process.pid) == process
+
+
+def pids() -> list[int]:
+    """All process ids that are visible."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def stats() -> Iterator[Stat]:
+    """All visible processes."""
+    for pid in pids():
+        if stat := read_stat(pid):
+            yield stat
+
+
+def ancestors(pid: int) -> list[int]:
+    """The parents of `pid`, nearest first, without pid 1; `pid` itself is not among them."""
+    chain: list[int] = []
+    seen = {pid}
+    while (stat := read_stat(pid)) and stat.ppid > 1 and stat.ppid not in seen:
+        pid = stat.ppid
+        seen.add(pid)
+        chain.append(pid)
+    return chain
+
+
+def descendants(pid: int) -> list[Stat]:
+    """All living processes below `pid`."""
+    children: dict[int, list[Stat]] = {}
+    for stat in stats():
+        children.setdefault(stat.ppid, []).append(stat)
+    found: list[Stat] = []
+    queue = [pid]
+    while queue:
+        for stat in children.get(queue.pop(), ()):
+            found.append(stat)
+            queue.append(stat.pid)
+    return found
+
+
+def command_line(pid: int) -> str | None:
+    """The command line with secrets masked, or None if it cannot be read. SGLang's children show their title here."""
+    from mtpdeploy.sglang.masking import mask
+
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return None
+    text = " ".join(word.decode(errors="replace") for word in words).strip()
+    if not text:
+        stat = read_stat(pid)
+        text = f"[{stat.comm}]" if stat else ""
+    return mask(text) or None
+
+
+def environment(pid: int) -> dict[str, str] | None:
+    """The environment a process was started with; None if it is not ours to read (or wiped: then it is empty)."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition(b"=") for item in data.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def launch_of(pid: int) -> str | None:
+    """The launch id in a process's environment, or None if it has none or cannot be read."""
+    marker = LAUNCH_VARIABLE.encode() + b"="
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    for item in data.split(b"\0"):
+        if item.startswith(marker):
+            return os.fsdecode(item[len(marker) :])
+    return None
+
+
+def cgroup(pid: int) -> str | None:
+    """The cgroup path: that of v2 or, on a v1 or hybrid host, of systemd's own hierarchy."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    named = None
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if controllers == "name=systemd":
+            return path
+        if number == "0":
+            named = path
+    return named
+
+
+def user_of(pid: int) -> str | None:
+    """The name of the process's owner."""
+    try:
+        return user_name(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return None
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def send(process: ProcessId, number: signal.Signals) -> bool:
+    """Signals exactly this process. False if it lives no longer. PermissionError if it is not ours to signal.
+
+    With pidfd (Linux ≥ 5.3) the check and the signal concern the same process; without it, a race of microseconds is left.
+    """
+    if process.boot_id != boot_id():
+        return False
+    opener = getattr(os, "pidfd_open", None)
+    if opener is not None:
+        try:
+            descriptor = opener(process.pid)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            descriptor = None  # kernel without pidfd
+        if descriptor is not None:
+            try:
+                if not alive(process):
+                    return False
+                signal.pidfd_send_signal(descriptor, number)
+                return True
+            except ProcessLookupError:
+                return False
+            finally:
+                os.close(descriptor)
+    if not alive(process):
+        return False
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_dead(process: ProcessId, seconds: float) -> bool:
+    """Whether the process ended within that time."""
+    deadline = time.monotonic() + seconds
+    while alive(process):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def name_process(title: str) -> None:
+    """Sets the short name that `ps` and `top` show (15 bytes); a failure does not matter."""
+    try:
+        ctypes.CDLL(None).prctl(15, title.encode()[:15], 0, 0, 0)
+    except (OSError, AttributeError):
+        return
