@@ -34,6 +34,11 @@ def find_home(option: str | None = None, *, environ: Mapping[str, str] | None = 
     return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "mtpdeploy"
 
 
+def variable(name: str) -> str | None:
+    """One variable of this process's environment, for the pure packages that may not look themselves."""
+    return os.environ.get(name)
+
+
 def environment(home: Path | None = None) -> Environment:
     """Jinja over the home's own templates/ first, then ours; `shipped/NAME` always means ours, so an override can extend it.
 

@@ -67,6 +67,15 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionedEnv:
+    """An environment variable that only some SGLang versions need, such as SGLANG_ENABLE_SPEC_V2 for `<=0.5.10`."""
+
+    name: str
+    value: str
+    versions: str  # `<=0.5.10`, or several joined by commas: `>=0.5.7,<0.5.14`
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One service on one host with every layer applied: what `plan` works from.
 
@@ -91,6 +100,8 @@ class Deployment:
     model_config: str | None  # a config.json at this machine, for planning without the host
     origin: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    # Applied once the version is known: `inventory.env_for(deployment, version)` is the environment to use.
+    versioned_env: tuple[VersionedEnv, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +119,5 @@ class Workload:
     prompts: str = "mixed"  # a shipped prompt class, `mixed`, `random`, or a file
     seed: int = 0
     temperature: float = 0.0
+    description: str = ""
+    source: Path | None = None  # None: not from a file
