@@ -1,7 +1,7 @@
 """GPUs and who uses their memory, from nvidia-smi's CSV (its own contract for programs).
 
-nvidia-smi counts MiB; here memory is GiB. In a container the process list is empty or holds pids of the outer namespace:
-then who holds the memory is unknown, how much is known.
+nvidia-smi counts MiB; here memory is GiB. In a container the process list is empty or holds pids of the outer
+namespace: then who holds the memory is unknown, how much is known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who listens on a port: /proc/net/tcp for the socket, /proc/PID/fd for its holder.
 
-Without root the holder of another user's socket cannot be seen: then the port is taken, its owner's uid is known, and the pid
-is not. Nothing is guessed.
+Without root the holder of another user's socket cannot be seen: then the port is taken, its owner's uid is known,
+and the pid is not. Nothing is guessed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Processes as /proc shows them, and signals that cannot hit a stranger.
 
-A pid alone is no identity: pids are reused, and start again near 1 after a reboot. Three values are: pid, start time (field 22
-of /proc/PID/stat, clock ticks after boot) and the kernel's boot id. See proc(5).
+A pid alone is no identity: pids are reused, and start again near 1 after a reboot. Three values are: pid, start time
+(field 22 of /proc/PID/stat, clock ticks after boot) and the kernel's boot id. See proc(5).
 """
 
 from __future__ import annotations
@@ -31,8 +31,28 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """This machine, also where its name is not unique; work folders may lie on a file system that several machines share."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+    """This machine, also where its name is not unique; work folders may lie on a file system that several machines
+   
+   
+   
+   
+    share.""" for
+   
+   
+   
+   
+    path in
+   
+   
+   
+   
+   
+    ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+       
+       
+       
+       
+       
         try:
             if text := Path(path).read_text().strip():
                 return text
@@ -213,7 +233,8 @@ def user_name(uid: int) -> str:
 def send(process: ProcessId, number: signal.Signals) -> bool:
     """Signals exactly this process. False if it lives no longer. PermissionError if it is not ours to signal.
 
-    With pidfd (Linux ≥ 5.3) the check and the signal concern the same process; without it, a race of microseconds is left.
+    With pidfd (Linux ≥ 5.3) the check and the signal concern the same process; without it, a race of microseconds is
+    left.
     """
     if process.boot_id != boot_id():
         return False

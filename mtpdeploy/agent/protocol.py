@@ -18,8 +18,8 @@ carries a 4-byte big-endian length and that many bytes of JSON. Every line of st
     {"event": "error", "kind", "message", "evidence", "next_commands", "runbook", "details"}      … of one that did not
 
 `kind` is the slug of a class in mtpdeploy.errors (`host-locked`, `plan-refused`, `launch-failed`, …). Exit status: 0
-with a result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC (`2026-01-31T12:00:00.123Z`) or
-seconds (`_s`), GPU memory GiB (`_gb`).
+with a result, 3 with an error, 70 if the agent itself is broken. Sizes are bytes, times UTC
+(`2026-01-31T12:00:00.123Z`) or seconds (`_s`), GPU memory GiB (`_gb`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class ProbeRequest(Request, total=False):
 
 
 class DeployRequest(Request, total=False):
-    """First without `release` and `files` (small, in argv): answers `unchanged`, `starting`, or `needs-files` and facts.
+    """First without `release` and `files` (small, in argv): answers `unchanged`, `starting`, or `needs-files` and
+    facts.
 
     Then, if needed, with both (on stdin). Everything between lock and start happens in that one exec.
     """

@@ -1,4 +1,5 @@
-"""The line to the other side: one JSON object a line on stdout, a heartbeat each second, and the news that nobody listens."""
+"""The line to the other side: one JSON object a line on stdout, a heartbeat each second, and the news that nobody
+listens."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from mtpdeploy.agent.protocol import HEARTBEAT_S
 class Stream:
     """Writes events to a file descriptor, from any thread.
 
-    When the reader has gone, `gone` is set and writing becomes a no-op: a verb that changes the host ends what it has begun,
-    one that only watches looks at `gone` and leaves.
+    When the reader has gone, `gone` is set and writing becomes a no-op: a verb that changes the host ends what it
+    has begun, one that only watches looks at `gone` and leaves.
     """
 
     def __init__(self, descriptor: int = 1) -> None:
