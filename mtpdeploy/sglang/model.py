@@ -171,9 +171,10 @@ class ModelConfig:
         """What the in-checkpoint draft calls itself in the log (configs/model_config.py)."""
         if not self.mtp_layers:
             return None
-        return {"Qwen3NextForCausalLM": "Qwen3NextForCausalLMMTP", "DeepseekV3ForCausalLM": "DeepseekV3ForCausalLMNextN"}.get(
-            self.architecture, "Qwen3_5ForCausalLMMTP"
-        )
+        return {
+            "Qwen3NextForCausalLM": "Qwen3NextForCausalLMMTP",
+            "DeepseekV3ForCausalLM": "DeepseekV3ForCausalLMNextN",
+        }.get(self.architecture, "Qwen3_5ForCausalLMMTP")
 
     def with_checkpoint_bytes(self, total: int) -> ModelConfig:
         return replace(self, checkpoint_bytes=total)
@@ -185,7 +186,9 @@ class ModelConfig:
         h = self.hidden
         if latent := self.latent:
             head = latent.nope_dim + latent.rope_dim
-            query = h * latent.q_rank + latent.q_rank * (self.heads * head + 1) if latent.q_rank else h * self.heads * head
+            query = (
+                h * latent.q_rank + latent.q_rank * (self.heads * head + 1) if latent.q_rank else h * self.heads * head
+            )
             return (
                 query
                 + h * (latent.kv_rank + latent.rope_dim)
@@ -287,7 +290,10 @@ class ModelConfig:
             )
         method, kept = _quantization(config, text)
         qwen3 = architecture.startswith(("Qwen3", "Qwen3_5"))
-        mtp = whole("mtp_num_hidden_layers", whole("num_nextn_predict_layers", 1 if architecture == "Qwen3NextForCausalLM" else 0))
+        mtp = whole(
+            "mtp_num_hidden_layers",
+            whole("num_nextn_predict_layers", 1 if architecture == "Qwen3NextForCausalLM" else 0),
+        )
         return cls(
             architecture=architecture,
             family=family,
@@ -323,7 +329,9 @@ class ModelConfig:
         try:
             data = json.loads(file.read_text())
         except FileNotFoundError:
-            raise ConfigError(f"{file}: no such file; --model-config takes a model's config.json or its folder") from None
+            raise ConfigError(
+                f"{file}: no such file; --model-config takes a model's config.json or its folder"
+            ) from None
         except (OSError, ValueError) as wrong:
             raise ConfigError(f"{file}: cannot be read as JSON: {wrong}") from None
         if not isinstance(data, dict):
@@ -351,7 +359,11 @@ def _quantization(config: Mapping[str, object], text: Mapping[str, object]) -> t
         method = "modelopt_fp8"
     elif method == "compressed-tensors":
         groups = found.get("config_groups")
-        weights = [g.get("weights", {}) for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+        weights = (
+            [g.get("weights", {}) for g in groups.values() if isinstance(g, Mapping)]
+            if isinstance(groups, Mapping)
+            else []
+        )
         bits = {(w.get("num_bits"), w.get("type")) for w in weights if isinstance(w, Mapping)}
         method = {(8, "float"): "fp8", (8, "int"): "w8a8_int8", (4, "float"): "nvfp4", (4, "int"): "int4"}.get(
             next(iter(bits), (None, None)), method
@@ -369,7 +381,13 @@ def _experts(text: Mapping[str, object], layers: int, family: Family) -> Experts
         return None
     intermediate = number("moe_intermediate_size") or number("intermediate_size")
     shared = number("shared_expert_intermediate_size") or number("n_shared_experts") * intermediate
-    return Experts(count, intermediate, shared, number("first_k_dense_replace") if family == "mla" else 0, number("intermediate_size"))
+    return Experts(
+        count,
+        intermediate,
+        shared,
+        number("first_k_dense_replace") if family == "mla" else 0,
+        number("intermediate_size"),
+    )
 
 
 def _latent(text: Mapping[str, object], whole: object) -> Latent:
@@ -419,7 +437,9 @@ def shipped(name: str) -> ModelConfig:
 def recognise(model_path: str) -> tuple[ModelConfig, str] | None:
     """The shipped shape that a model path's last part names, and what was assumed; None: not one of them."""
     last = model_path.rstrip("/").rsplit("/", 1)[-1].lower()
-    plain = last.replace("_", ".").replace("qwen36", "qwen3.6").replace("qwen35", "qwen3.5").replace("qwen38", "qwen3.8")
+    plain = (
+        last.replace("_", ".").replace("qwen36", "qwen3.6").replace("qwen35", "qwen3.5").replace("qwen38", "qwen3.8")
+    )
     for series in ("qwen3.6-27b", "qwen3.5-27b", "qwen3.8-27b"):
         if plain.startswith(series):
             rest = plain.removeprefix(series)
@@ -427,5 +447,7 @@ def recognise(model_path: str) -> tuple[ModelConfig, str] | None:
             method = "fp8" if "fp8" in rest else "modelopt_fp4" if "fp4" in rest else None
             if rest and method is None and rest not in ("-instruct", "-base"):
                 return None
-            return replace(model, quantization=method), f"the shape of {model_path} is the published one of Qwen3.6-27B, judged by its name"
+            return replace(
+                model, quantization=method
+            ), f"the shape of {model_path} is the published one of Qwen3.6-27B, judged by its name"
     return None
