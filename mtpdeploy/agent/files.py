@@ -55,43 +55,12 @@ def check_folder(path: Path) -> None:
     except OSError as error:
         raise explain(error, f"looking at {path}") from None
     me = os.geteuid()
+    advice = "remove it or set another `workdir`"
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (me, 0):
-        raise Fault("remote-error", f"{path} is a symbolic link that belongs to another
-        user; remove
-       
-        it
-      
-       
-       
-        or set
-     
-      
-       
-     
-      
-       
-     
-      
-       
-        another `workdir`")
-   
-   
-    if not
-  
-   
-  
-   
-    stat.S_ISDIR(found.st_mode):
-        raise Fault("remote-error", f"{path} is not a folder; remove it or
-        set another
-   
-    
-     
-      
-       
-        `workdir`")
-    if found.st_uid !=
-    me:
+        raise Fault("remote-error", f"{path} is a symbolic link that belongs to another user; {advice}")
+    if not stat.S_ISDIR(found.st_mode):
+        raise Fault("remote-error", f"{path} is not a folder; {advice}")
+    if found.st_uid != me:
         raise Fault("remote-error", f"{path} belongs to another user (uid {found.st_uid}); set another `workdir`")
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         raise Fault(
@@ -124,14 +93,9 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Puts `data` in the place of `path` as a whole: a reader sees the old file or the new one. OSError if it
-    cannot."""
-    aside =
-    path.with_name(f".{path.name}.{os.getpid()}.new") with
-  
-   
-    contextlib.suppress(FileNotFoundError):
-       
+    """Puts `data` in the place of `path` as a whole: a reader sees the old file or the new one. OSError if not."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with contextlib.suppress(FileNotFoundError):
         aside.unlink()
     try:
         write_new(aside, data, mode)

@@ -31,33 +31,10 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """This machine, also where its name is not unique; work folders may lie on a file system that several machines
-   
-   
-   
-   
-    share.""" for
-   
-   
-   
-   
-    path in
-   
-   
-   
-   
-   
-    ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-       
-       
-       
-       
-       
-        try:
-            if text := Path(path).read_text().strip():
-                return text
-        except OSError:
-            continue
+    """This machine's id: names are not unique, and several machines may share the work folder's file system."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        if path.is_file() and (text := path.read_text(errors="replace").strip()):
+            return text
     return os.uname().nodename
 
 

@@ -58,7 +58,8 @@ class InstallFile(TypedDict):
     """A file of a release. `path` is a plain name inside the release folder.
 
     In system.service, user.service and tmux.sh (and only there) the agent replaces @@PYTHON@@, @@AGENT@@,
-    @@SERVICE_DIR@@, @@RELEASE@@ and @@USER@@ by what the host alone knows, quoted for systemd or for the shell.
+    @@SERVICE_DIR@@, @@RELEASE@@ and @@USER@@ by what the host alone knows, quoted as a word for systemd or the shell
+    (@@NAME_PLAIN@@: for a systemd setting that is no command line).
     """
 
     path: str

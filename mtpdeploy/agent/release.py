@@ -317,6 +317,7 @@ def install(service: Service, release: ReleaseFile, contents: list[InstallFile],
 
 def complete(name: str, text: str, values: dict[str, str]) -> str:
     """Fills in what the host alone knows, quoted for the language of the file. Other files stay as they are."""
+    quote: Callable[[str], str]
     if name.endswith(".service"):
         quote = systemd_quote
     elif name == "tmux.sh":
@@ -324,8 +325,7 @@ def complete(name: str, text: str, values: dict[str, str]) -> str:
     else:
         return text
     for key, value in values.items():
-        plain = key in ("SERVICE_DIR_PATH", "USER")
-        text = text.replace(f"@@{key}@@", systemd_path(value) if plain else quote(value))
+        text = text.replace(f"@@{key}@@", quote(value)).replace(f"@@{key}_PLAIN@@", systemd_path(value))
     return text
 
 

@@ -1,0 +1,169 @@
+"""Asks the server itself, over HTTP on this host.
+
+/health submits a one-token request and takes at least one second (http_server.py, all versions); /ready (0.5.20 and
+later) answers at once. So /ready is asked first, /health only when nothing cheaper decides, and never two at a time.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from mtpdeploy.agent.protocol import ReleaseFile
+from mtpdeploy.agent.release import Release
+
+API_KEY_VARIABLE = "MTPDEPLOY_API_KEY"
+_SMALL = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer; `status` None means that none came (`error` says why)."""
+
+    status: int | None
+    body: bytes
+    latency_ms: float
+    error: str | None = None
+
+    def json(self) -> Any:
+        """The body as JSON, or None."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+def base_url(release: ReleaseFile) -> str:
+    """Where this host reaches the server: a wildcard address means the loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(release["host"], release["host"])
+    return f"http://[{host}]:{release['port']}" if ":" in host else f"http://{host}:{release['port']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's address and, if it needs one, its key (which leaves this object only as a header)."""
+
+    base: str
+    key: str | None = None
+
+    @staticmethod
+    def of(release: Release) -> Server:
+        """The server of a release; the key comes from the release's 0600 `env` file."""
+        return Server(base_url(release.read()), release.environment().get(API_KEY_VARIABLE))
+
+    def ask(self, path: str, *, body: Any = None, timeout_s: float = 5.0) -> Reply:
+        """One request without proxy and redirects. Never raises for what a server or network may do."""
+        headers = {"Accept": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.base + path, data=data, headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        began = time.monotonic()
+        try:
+            with opener.open(request, timeout=timeout_s) as answer:
+                return Reply(answer.status, answer.read(_SMALL), _ms(began))
+        except urllib.error.HTTPError as error:
+            return Reply(error.code, error.read(_SMALL), _ms(began))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            return Reply(None, b"", _ms(began), str(reason) or type(error).__name__)
+
+    def ready(self) -> Reply:
+        """Whether the server takes requests. /ready where it exists, else /health (≥1 s and one token)."""
+        reply = self.ask("/ready", timeout_s=5)
+        return self.ask("/health", timeout_s=25) if reply.status in (404, 405) else reply
+
+    def info(self) -> dict[str, Any] | None:
+        """/server_info, or None. It passes through every scheduler, so it blocks where one is stuck."""
+        value = self.ask("/server_info", timeout_s=5).json()
+        return value if isinstance(value, dict) else None
+
+    def load(self) -> tuple[int, int] | None:
+        """(running, queued) requests over all replicas; None if the version has no such answer or none came."""
+        for path in ("/v1/loads", "/get_load"):
+            value = self.ask(path, timeout_s=5).json()
+            found = _loads(value)
+            if found is not None:
+                return found
+        return None
+
+    def generate(self, tokens: int = 4, timeout_s: float = 60.0) -> dict[str, Any]:
+        """A real generation. {ok, tokens, text_bytes, latency_ms, endpoint, status, error}; ok only if tokens came back."""
+        reply = self.ask(
+            "/generate",
+            body={"text": "The", "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}},
+            timeout_s=timeout_s,
+        )
+        endpoint, value = "/generate", reply.json()
+        if reply.status in (404, 405):
+            endpoint = "/v1/completions"
+            reply = self.ask(
+                endpoint,
+                body={"model": "default", "prompt": "The", "max_tokens": tokens, "temperature": 0},
+                timeout_s=timeout_s,
+            )
+            value = reply.json()
+        count = _tokens(value)
+        ok = reply.status == 200 and bool(count)
+        return {
+            "ok": ok,
+            "tokens": count,
+            "text_bytes": len(_text(value).encode()),
+            "latency_ms": round(reply.latency_ms, 1),
+            "endpoint": endpoint,
+            "status": reply.status,
+            "error": None if ok else reply.error or reply.body[:300].decode(errors="replace"),
+        }
+
+    def abort_all(self) -> Reply:
+        """Aborts what is running or queued, so that a stop need not wait for it."""
+        return self.ask("/abort_request", body={"rid": "", "abort_all": True}, timeout_s=5)
+
+
+def _ms(began: float) -> float:
+    return (time.monotonic() - began) * 1000
+
+
+def _loads(value: Any) -> tuple[int, int] | None:
+    """Running and queued requests from /v1/loads ({loads: [{num_running_reqs, num_waiting_reqs}]}) or /get_load ([{…}])."""
+    rows = value.get("loads") if isinstance(value, dict) else value
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    running = queued = 0
+    for row in rows:
+        waiting = row.get("num_waiting_reqs", row.get("num_queue_reqs"))
+        now = row.get("num_running_reqs")
+        if now is None and isinstance(row.get("num_reqs"), int) and isinstance(waiting, int):
+            now = row["num_reqs"] - waiting
+        if not isinstance(now, int):
+            return None
+        running += now
+        queued += waiting if isinstance(waiting, int) else 0
+    return running, queued
+
+
+def _tokens(value: Any) -> int | None:
+    if not isinstance(value, dict):
+        return None
+    for holder in (value.get("meta_info"), value.get("usage")):
+        if isinstance(holder, dict) and isinstance(holder.get("completion_tokens"), int):
+            return int(holder["completion_tokens"])
+    return None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, dict):
+        return ""
+    choices = value.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return str(choices[0].get("text") or "")
+    return str(value.get("text") or "")
