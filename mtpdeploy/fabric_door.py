@@ -10,19 +10,24 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from fabric import Connection
+from fabric.main import program
 from invoke import Collection, Context, Exit, Task
 from invoke.parser import Argument as ParserArgument
 from invoke.parser.parser import ParseMachine
 
 from mtpdeploy import door
-from mtpdeploy.actions.verbs import COMMON, Argument, Verb, verbs
+from mtpdeploy.actions.verbs import COMMON, Verb, verbs
 from mtpdeploy.cli import DEFAULT_NAME
 
 
-class OptionalArgument(ParserArgument):
-    """A positional argument that may be left out, or given several times. Invoke only knows required ones.
+HELP = ("-h", "--help")
+
+
+class Positional(ParserArgument):
+    """A positional argument that may be left out, or given several times; Invoke only knows required single ones.
 
     Until its task's words end it reads as "still missing" (None), which is how Invoke decides that the next word is for it.
+    A required one that is missing is refused by the verb, as at the other door.
     """
 
     def __init__(self, name: str, help: str, multiple: bool) -> None:
@@ -44,12 +49,12 @@ class OptionalArgument(ParserArgument):
 
 def _complete_context(machine: Any) -> None:
     for argument in machine.context.positional_args if machine.context else ():
-        if isinstance(argument, OptionalArgument):
+        if isinstance(argument, Positional):
             argument.closed = True
     _invoke_complete_context(machine)
 
 
-# Invoke reports missing positional arguments here; ours close first, so that only required ones are reported.
+# Invoke asks here which positional arguments are still missing; ours close first.
 _invoke_complete_context = ParseMachine.complete_context
 ParseMachine.complete_context = _complete_context
 
@@ -60,12 +65,10 @@ class VerbTask(Task):  # type: ignore[type-arg]
     verb: Verb
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[ParserArgument]:
-        optional = {a.name: a for a in self.verb.arguments if a.multiple or not a.required}
+        ours = {argument.name: argument for argument in self.verb.arguments}
         return [
-            OptionalArgument(argument.name, optional[str(argument.name)].help, optional[str(argument.name)].multiple)
-            if str(argument.name) in optional
-            else argument
-            for argument in super().get_arguments(ignore_unknown_help)
+            Positional(found.name, ours[found.name].help, ours[found.name].multiple) if found.name in ours else found
+            for found in super().get_arguments(ignore_unknown_help)
         ]
 
 
@@ -73,6 +76,10 @@ def _task(verb: Verb, name: str) -> VerbTask:
     def body(context: Context, **given: object) -> None:
         if isinstance(context, Connection):
             raise Exit("fab -H would repeat the task for each host, each blind to the others; choose hosts with --host", code=2)
+        if any(word in HELP for argument in verb.arguments for word in _words(given[argument.name])):
+            # Invoke takes any word for a positional argument that is still missing, -h included.
+            program.print_task_help(verb.name)
+            return
         code = door.perform(verb, {key: value if value != "" else None for key, value in given.items()})
         if code:
             raise Exit(code=code)
@@ -103,6 +110,10 @@ def _task(verb: Verb, name: str) -> VerbTask:
     )
     task.verb = verb
     return task
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (str(value),)
 
 
 def _help(verb: Verb) -> str:

@@ -149,9 +149,9 @@ class _Reader:
         refuse([Problem(str(self._path), node.start_mark.line + 1, ".".join(map(str, at)), message)])
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], what: str = "keys here") -> str:
     """`; did you mean "address"?`, or the whole list when it is short, or nothing."""
     names = sorted(known)
     if near := get_close_matches(word, names, n=1, cutoff=0.6):
         return f"; did you mean {near[0]}?"
-    return f"; the keys here are {', '.join(names)}" if 0 < len(names) <= 24 else ""
+    return f"; the {what} are {', '.join(names)}" if 0 < len(names) <= 24 else ""

@@ -61,7 +61,7 @@ class Inventory:
         port = int(found["port"]) if found and found["port"] else None
         if not found or (port is not None and not 1 <= port <= 65535):
             known = (*self.hosts, *self.groups)
-            raise UsageError(f"--host: {word!r} is no host or group here, and no ssh name such as user@name:port{did_you_mean(word, known)}")
+            raise UsageError(f"--host: {word!r} is no host or group here, and no ssh name such as user@name:port{did_you_mean(word, known, 'names here')}")
         return Host(name=word, address=found["address"].strip("[]"), user=found["user"], port=port)
 
 

@@ -54,7 +54,7 @@ def _find(home: Path, kind: str, name: str) -> Path:
         for suffix in (".yml", ".yaml"):
             if (path := folder / f"{name}{suffix}").is_file():
                 return path
-    raise NotFound(f"no {kind[:-1]} {name!r}{did_you_mean(name, _names(home, kind))}", next_commands=("mtpdeploy profiles",))
+    raise NotFound(f"no {kind[:-1]} {name!r}{did_you_mean(name, _names(home, kind), kind)}", next_commands=("mtpdeploy profiles",))
 
 
 def load_profile(home: Path, name: str) -> Profile:
