@@ -145,3 +145,12 @@ def guard(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Takes the exclusive lock on an open file for as long as it stays open; False if somebody has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

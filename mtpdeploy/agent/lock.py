@@ -1,9 +1,9 @@
 """The service's lock: one changer at a time, and whoever meets it learns who, since when and why.
 
-The lock is a file with the identity of the agent process that holds it. It is stale when that process lives no
-longer (killed, or the host was rebooted) and is then taken over without asking. A flock in an SSH session would not do: after a cut
-line the server keeps the session, and with it the lock. While the holder works it touches the file (the lease), so that a
-holder that hangs, or one on another machine with the same work folder, can be told from one that works.
+The lock is a file with the identity of the agent process that holds it. It is stale when that process lives no longer
+(killed, or the host was rebooted) and is then taken over without asking. A flock in an SSH session would not do:
+after a cut line the server keeps the session, and with it the lock. While the holder works it touches the file (the lease), so
+that a holder that hangs, or one on another machine with the same work folder, can be told from one that works.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def describe(lock: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def held(service: Service, client: str, why: str) -> Iterator[str | None]:
-    """Holds the lock for a while; yields a note if a stale one was taken over. Fault `host-locked` if somebody holds it."""
+    """Holds the lock; yields a note if a stale one was taken over. Fault `host-locked` if somebody has it."""
     path = service.folder / "lock.json"
     me = identify(os.getpid())
     if me is None:
@@ -113,7 +113,7 @@ def _drop(service: Service, me: ProcessId) -> None:
 
 
 def unlock(service: Service, *, break_lock: bool) -> dict[str, Any]:
-    """Removes a stale lock, or with `break_lock` any. Fault `host-locked` if its holder lives and that was not asked for."""
+    """Removes a stale lock, or with `break_lock` any. Fault `host-locked` if its holder lives."""
     if not service.folder.is_dir():
         return {"removed": False, "lock": None}
     with files.guard(service.folder / ".lock.guard"):

@@ -97,7 +97,7 @@ class Server:
         return None
 
     def generate(self, tokens: int = 4, timeout_s: float = 60.0) -> dict[str, Any]:
-        """A real generation. {ok, tokens, text_bytes, latency_ms, endpoint, status, error}; ok only if tokens came back."""
+        """A real generation: {ok, tokens, text_bytes, latency_ms, endpoint, status, error}; ok if tokens came back."""
         reply = self.ask(
             "/generate",
             body={"text": "The", "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}},
@@ -134,7 +134,7 @@ def _ms(began: float) -> float:
 
 
 def _loads(value: Any) -> tuple[int, int] | None:
-    """Running and queued requests from /v1/loads ({loads: [{num_running_reqs, num_waiting_reqs}]}) or /get_load ([{…}])."""
+    """Running and queued requests from /v1/loads ({loads: [{…}]}) or /get_load ([{…}])."""
     rows = value.get("loads") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         return None
