@@ -1,8 +1,8 @@
 """Which processes belong to a launch, also orphans that PID 1 has adopted. No name or pattern is ever looked at.
 
 A process belongs to a launch if one of these holds: it is the recorded main process or descends from it; its
-environment carries the launch id (launch.sh exports SPT_NOENV=1, or SGLang's setproctitle would wipe it); it is in the session
-that the main process leads; it is in the cgroup of the launch's own unit.
+environment carries the launch id (launch.sh exports SPT_NOENV=1, or SGLang's setproctitle would wipe it); it is in
+the session that the main process leads; it is in the cgroup of the launch's own unit.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The lock is a file with the identity of the agent process that holds it. It is stale when that process lives no longer
 (killed, or the host was rebooted) and is then taken over without asking. A flock in an SSH session would not do:
-after a cut line the server keeps the session, and with it the lock. While the holder works it touches the file (the lease), so
-that a holder that hangs, or one on another machine with the same work folder, can be told from one that works.
+after a cut line the server keeps the session, and with it the lock. While the holder works it touches the file (the
+lease), so that a holder that hangs, or one on another machine with the same work folder, can be told from one that works.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Supervisor:
                     give_up(self.release, why)
                 return 0
             began = time.monotonic()
-            status, signal_number = self._one_boot(me)
+            status, _ = self._one_boot(me)
             if self.stopping or self.release.state().get("stop"):
                 return 0
             if status == 0:
