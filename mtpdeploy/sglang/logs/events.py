@@ -182,7 +182,6 @@ class SteadyRun(Event):
     accept_len_min: float | None
     accept_len_max: float | None
     posts: int
-    ranks: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -440,7 +440,6 @@ def _accepted(boot: Boot, low: object, high: object) -> None:
 
 
 def _steady(boot: Boot, e: ev.SteadyRun) -> None:
-    boot.ranks_seen |= e.ranks
     if e.posts:
         _posted(boot, e.posts, local=True)
     _batch(boot)

@@ -21,14 +21,15 @@ _MAX_LINE = 1 << 20  # a longer physical line is cut: no record is that long
 _MAX_RECORD = 1 << 18
 _MAX_MESSAGES = 60
 
-# Records of an undisturbed server under load, whole lines, nothing unusual inside. The look-ahead proves the last one is not wrapped.
-_STEADY = re.compile(
-    rb"(?:\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: [A-Z_]{2,9}\d{1,4}){0,6}\] "
+# Records of an undisturbed server under load, whole lines, of ranks already met. The look-ahead proves the last one is not wrapped.
+_STEADY = (
+    rb"(?:\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?:%s)\] "
     rb'(?:Decode batch, #|Prefill batch, #|INFO:     [\d.]{7,15}:\d{1,5} - "POST /(?:generate|v1/(?:chat/)?completions) HTTP/1.1" 200 OK)'
-    rb"[^\n\r\x1b]*\r?\n){4,}(?=\[20\d\d-)"
+    rb"[^\n]*\n){4,}(?=\[20\d\d-)"
 )
+_DECODE = b"] Decode batch, #"
 _STEADY_ACCEPT = re.compile(rb"accept len: ([\d.]+),")
-_STEADY_RANK = re.compile(rb"^\[[\d-]{10} [\d:.]{8,15} ([A-Z][^\]]*)\]", re.MULTILINE)
+_MAX_RANKS = 256
 _TERMINATOR = re.compile(rb"[\r\n]")
 
 _TRACE_START = "Traceback (most recent call last):"
@@ -58,6 +59,8 @@ class Parser:
         self._held: Line | None = None
         self._trace: _OpenTrace | None = None
         self._wraps = 0
+        self._ranks: set[str] = set()
+        self._steady = re.compile(_STEADY % b"") if totals_only else None
 
     def feed(self, data: bytes) -> Iterator[ev.Event]:
         if b"\n" not in data and b"\r" not in data:
@@ -84,9 +87,13 @@ class Parser:
 
     def _lines(self, data: bytes) -> Iterator[ev.Event]:
         position, end = 0, max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        plain = b"\r" not in data and b"\x1b" not in data
         while position < end:
-            if self._totals_only and (run := _STEADY.match(data, position)):
-                yield from self._steady(data[position : run.end()])
+            if plain and self._steady is not None and (run := self._steady.match(data, position)):
+                # What was held or open ends here: a steady line continues nothing.
+                yield from self._release()
+                yield from self._end_trace()
+                yield _totals(data, position, run.end())
                 position = run.end()
                 continue
             terminator = _TERMINATOR.search(data, position)
@@ -96,40 +103,16 @@ class Parser:
             position = stop + 1
         self._tail = data[end:]
 
-    def _steady(self, run: bytes) -> Iterator[ev.Event]:
-        first_at = run.find(b"] Decode batch, #")
-        last_at = run.rfind(b"] Decode batch, #")
-        # The first line may continue nothing: it is stamped. What was held or open ends here.
-        yield from self._release()
-        yield from self._end_trace()
-        first = last = None
-        if first_at >= 0:
-            first, last = self._batch_at(run, first_at), self._batch_at(run, last_at)
-        lengths = [value for value in map(_float, set(_STEADY_ACCEPT.findall(run))) if value is not None]
-        yield ev.SteadyRun(
-            None,
-            None,
-            "",
-            run.count(b"] Decode batch, #"),
-            first,
-            last,
-            min(lengths, default=None),
-            max(lengths, default=None),
-            run.count(b' HTTP/1.1" 200 OK'),
-            frozenset(rank.decode() for rank in set(_STEADY_RANK.findall(run))),
-        )
-
-    @staticmethod
-    def _batch_at(run: bytes, at: int) -> ev.Decode | None:
-        line = take_apart(run[run.rfind(b"\n", 0, at) + 1 : run.index(b"\n", at)].rstrip(b"\r"))
-        event = record(line.time, line.rank, line.body)
-        return event if isinstance(event, ev.Decode) else None
-
     def _line(self, raw: bytes) -> Iterator[ev.Event]:
         line = take_apart(raw)
         if not line.body.strip() and not line.before:
             return
         if line.stamped:
+            if line.rank and line.rank not in self._ranks and len(self._ranks) < _MAX_RANKS:
+                self._ranks.add(line.rank)
+                if self._steady is not None:
+                    labels = b"|".join(re.escape(f" {rank}".encode()) for rank in sorted(self._ranks))
+                    self._steady = re.compile(_STEADY % (b"|" + labels))
             yield from self._release()
             for what, done, total in bars(line.before):
                 yield _bar(line, what, done, total)
@@ -238,6 +221,32 @@ class Parser:
             return None
         self._wraps += 1
         return dataclasses.replace(held, body=body + text)
+
+
+def _totals(data: bytes, start: int, end: int) -> ev.SteadyRun:
+    """The steady lines of data[start:end] as one event."""
+    first = last = None
+    first_at = data.find(_DECODE, start, end)
+    if first_at >= 0:
+        first, last = _batch_at(data, first_at), _batch_at(data, data.rfind(_DECODE, start, end))
+    lengths = [value for value in map(_float, set(_STEADY_ACCEPT.findall(data, start, end))) if value is not None]
+    return ev.SteadyRun(
+        None,
+        None,
+        "",
+        data.count(_DECODE, start, end),
+        first,
+        last,
+        min(lengths, default=None),
+        max(lengths, default=None),
+        data.count(b' HTTP/1.1" 200 OK', start, end),
+    )
+
+
+def _batch_at(data: bytes, at: int) -> ev.Decode | None:
+    line = take_apart(data[data.rfind(b"\n", 0, at) + 1 : data.index(b"\n", at)])
+    event = record(line.time, line.rank, line.body)
+    return event if isinstance(event, ev.Decode) else None
 
 
 def _complete(body: str) -> bool:
