@@ -313,8 +313,8 @@ def human_int(text: str) -> int:
     if found[1]:
         return int(found[1])
     if found[3]:
-        return int(Decimal(found[2]) * 1000 ** ("kMGT".index(found[3]) + 1))
-    return int(found[4]) * 1024 ** ("KMGT".index(found[5]) + 1)
+        return int(Decimal(found[2]) * Decimal(1000) ** ("kMGT".index(found[3]) + 1))
+    return int(found[4]) << 10 * ("KMGT".index(found[5]) + 1)
 
 
 def coerce(flag: Flag, text: str) -> object:

@@ -364,10 +364,9 @@ def _quantization(config: Mapping[str, object], text: Mapping[str, object]) -> t
             if isinstance(groups, Mapping)
             else []
         )
-        bits = {(w.get("num_bits"), w.get("type")) for w in weights if isinstance(w, Mapping)}
-        method = {(8, "float"): "fp8", (8, "int"): "w8a8_int8", (4, "float"): "nvfp4", (4, "int"): "int4"}.get(
-            next(iter(bits), (None, None)), method
-        )
+        bits = {f"{w.get('num_bits')} {w.get('type')}" for w in weights if isinstance(w, Mapping)}
+        named = {"8 float": "fp8", "8 int": "w8a8_int8", "4 float": "nvfp4", "4 int": "int4"}
+        method = named.get(bits.pop(), method) if len(bits) == 1 else method
     kept = found.get("modules_to_not_convert") or found.get("ignore") or found.get("exclude_modules") or ()
     return method, tuple(str(m) for m in kept) if isinstance(kept, (list, tuple)) else ()
 
