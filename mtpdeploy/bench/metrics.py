@@ -7,11 +7,12 @@ Only completed requests enter a figure. A value that cannot be known is None.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from mtpdeploy.bench.values import Measured, Point, Record, Spread
 
@@ -47,7 +48,7 @@ def request_figures(record: Record) -> Figures:
     if not times:
         return Figures(None, None, None, None, None, (), None, (), _lag_ms(record))
     n = record.output_tokens
-    gaps = tuple((later - earlier) / 1000 for earlier, later in zip(times, times[1:], strict=False))
+    gaps = tuple((later - earlier) / 1000 for earlier, later in itertools.pairwise(times))
     decode_ms = (times[-1] - times[0]) / 1000
     tpot = bounds = None
     steps: tuple[int, ...] = ()
@@ -339,7 +340,7 @@ class Acceptance:
     rate: float | None = None
     rate_definition: str | None = None
     by_position: tuple[float, ...] | None = None
-    by_class: Mapping[str, float] | None = None
+    by_class: Mapping[str, float] = field(default_factory=dict)
     verify: int | None = None
 
 
@@ -369,13 +370,13 @@ def _acceptance(done: Sequence[Record], facts: Measured | None) -> Acceptance:
             rate=correct / proposed if correct is not None and proposed else None,
             rate_definition="accepted drafts / proposed drafts, over the requests" if rated else None,
             by_position=_by_position(told),
-            by_class={name: tokens / steps for name, (tokens, steps) in sorted(classes.items())},
+            by_class={name: pair[0] / pair[1] for name, pair in sorted(classes.items())},
             verify=verify,
         )
-    if (verify := counters.get("sglang:spec_verify_calls_total", 0)) > 0:
-        tokens = counters.get("sglang:generation_tokens_total", 0)
-        return Acceptance(tokens / verify if tokens else None, PER_COUNTER, verify=round(verify))
-    if (drafts := counters.get("vllm:spec_decode_num_drafts_total", 0)) > 0:
+    if (calls := counters.get("sglang:spec_verify_calls_total", 0.0)) > 0:
+        tokens = counters.get("sglang:generation_tokens_total", 0.0)
+        return Acceptance(tokens / calls if tokens else None, PER_COUNTER, verify=round(calls))
+    if (drafts := counters.get("vllm:spec_decode_num_drafts_total", 0.0)) > 0:
         accepted = counters.get("vllm:spec_decode_num_accepted_tokens_total", 0.0)
         proposed_by_all = counters.get("vllm:spec_decode_num_draft_tokens_total", 0.0)
         return Acceptance(
@@ -404,7 +405,7 @@ def _by_position(told: Sequence[Record]) -> tuple[float, ...] | None:
 
 
 def _vllm_positions(counters: Mapping[str, float], drafts: float) -> tuple[float, ...] | None:
-    found = []
+    found: list[float] = []
     while (name := f"vllm:spec_decode_num_accepted_tokens_per_pos_total:{len(found)}") in counters:
         found.append(counters[name] / drafts)
     return tuple(found) or None
@@ -462,8 +463,6 @@ def _goodput(figures: Sequence[Figures], duration: float | None, slo: Sequence[L
 
 def _with_objectives(made: Point, slo: Sequence[Limit]) -> Point:
     """Adds which limits the point keeps; None where it has too few samples to say."""
-    from dataclasses import replace
-
     kept: dict[str, bool | None] = {}
     for limit in slo:
         value = limit.of(made)

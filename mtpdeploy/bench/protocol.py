@@ -1,0 +1,452 @@
+"""How a benchmark is run against one server: probe, then for each point warm-up, counters, load, counters, verdict.
+
+The same code runs beside the server (in SGLang's own Python) and here; it hands out events as it goes, so that an interrupt or a
+cut line leaves every point that was complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from mtpdeploy.bench import metrics
+from mtpdeploy.bench.client import Client, Endpoint, EndpointError, Outcome, Ready
+from mtpdeploy.bench.counters import Scrape, difference, was_reset
+from mtpdeploy.bench.sampler import GpuSamples
+from mtpdeploy.bench.target import Target, process_identity
+from mtpdeploy.bench.template import ChatTemplate
+from mtpdeploy.bench.template import find as find_template
+from mtpdeploy.bench.values import Api, Measured, Message, Point, PointSpec, Prompt, Record, Request, RunSpec, Sample
+
+PROBE_TOKENS = 4  # probe and warm-up together stay within 16 tokens a lane
+WARMUP_TOKENS = 12
+POLL_S = 1.0  # the server's load while a point runs
+PROGRESS_S = 0.25
+SETTLE_S = 2.0  # the server's counters may come a moment after the last token
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How requests are put for this server. The fields that a server refused in the probe are off."""
+
+    api: Api
+    model: str | None
+    template: ChatTemplate | None = None
+    kind: str = "openai"
+    usage: bool = True
+    per_chunk: bool = True
+    spec_details: bool = True
+
+    def body(self, request: Request, spec: RunSpec, salt: str) -> dict[str, Any]:
+        """The JSON of one request. The salt comes first, so no two requests share a prefix beyond the template's own."""
+        messages = _salted(request.prompt.messages, salt)
+        if self.api == "sglang":
+            text = self.template.render(messages) if self.template else Prompt("", "", messages).text
+            sampling: dict[str, Any] = {"max_new_tokens": request.output_tokens, "temperature": spec.temperature}
+            if spec.ignore_eos:
+                sampling["ignore_eos"] = True
+            return {"text": text, "sampling_params": sampling, "stream": True, **spec.extra_body}
+        body: dict[str, Any] = {} if self.model is None else {"model": self.model}
+        if self.api == "openai-chat":
+            body["messages"] = [{"role": one.role, "content": one.content} for one in messages]
+        else:
+            body["prompt"] = Prompt("", "", messages).text
+        body |= {"max_tokens": request.output_tokens, "temperature": spec.temperature, "stream": True}
+        if self.usage:
+            body["stream_options"] = {"include_usage": True}
+            if self.per_chunk:
+                body["stream_options"]["continuous_usage_stats"] = True
+        if spec.ignore_eos:
+            body["ignore_eos"] = True
+        if self.spec_details and self.kind == "sglang":
+            body["return_spec_tokens_details"] = True
+        return {**body, **spec.extra_body}
+
+    def simpler(self) -> Iterator[tuple[Shape, str]]:
+        """What to ask next of a server that refuses a field, and what is lost by it."""
+        if self.api == "sglang":
+            return
+        if self.spec_details and self.kind == "sglang":
+            yield replace(self, spec_details=False), "no acceptance per request (return_spec_tokens_details refused)"
+        if self.per_chunk:
+            yield (
+                replace(self, per_chunk=False, spec_details=False),
+                "no token count per chunk (continuous_usage_stats refused): the size of the first chunk is unknown",
+            )
+        if self.usage:
+            yield (
+                replace(self, usage=False, per_chunk=False, spec_details=False),
+                "no token counts at all (stream_options refused): per-token figures cannot be known",
+            )
+
+
+def _salted(messages: Sequence[Message], salt: str) -> tuple[Message, ...]:
+    if not salt or not messages:
+        return tuple(messages)
+    first, *rest = messages
+    return (Message(first.role, f"[{salt}] {first.content}"), *rest)
+
+
+@dataclass
+class Halt:
+    """Asked for by Ctrl-C or a stop request: the point in progress is given up, what is complete stays."""
+
+    asked: bool = False
+    _told: list[Callable[[], None]] = field(default_factory=list)
+
+    def ask(self) -> None:
+        self.asked = True
+        for tell in self._told:
+            tell()
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        self._told.append(tell)
+        try:
+            yield
+        finally:
+            self._told.remove(tell)
+
+
+async def measure(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Halt | None = None) -> None:
+    """Runs every point of `spec`, in order, and emits what comes of it.
+
+    Events: server {server, api, notes}; progress {point, of, done, requests, tok_s, left_s}; records {records};
+    measured {measured}; skipped {point, why}. EndpointError: the server cannot be measured at all.
+    """
+    halt = halt or Halt()
+    nonce = secrets.token_hex(3) if spec.salt else ""
+    async with Target(spec.url, key) as target:
+        server = await target.identity() | _process(spec)
+        shape, notes = await _shape(spec, server, key, nonce)
+        emit({"what": "server", "server": server, "api": shape.api, "notes": notes, "template": _source(shape)})
+        client = Client(_endpoint(spec, shape.api, key), timeout_s=spec.timeout_s)
+        try:
+            done: list[Point] = []
+            for place, point in enumerate(spec.points):
+                if halt.asked:
+                    break
+                why = _enough(done, point, spec)
+                if why:
+                    emit({"what": "skipped", "point": point.index, "why": why})
+                    continue
+                emit(
+                    {
+                        "what": "progress",
+                        "point": point.index,
+                        "place": place,
+                        "of": len(spec.points),
+                        "stage": "warm-up",
+                    }
+                )
+                done.append(await _point(spec, point, shape, client, target, emit, halt, nonce))
+        finally:
+            client.close()
+
+
+def _enough(done: Sequence[Point], upcoming: PointSpec, spec: RunSpec) -> str | None:
+    """Why a sweep ends here: the last two points of the same kind show saturation, or the limits no longer hold."""
+    same = [point for point in done if point.arm == upcoming.arm and point.output_length == upcoming.output_tokens]
+    if not same:
+        return None
+    if spec.stop.at_saturation and upcoming.repeat == 0:
+        last = same[-1]
+        if any(reason.startswith("unstable") for reason in last.invalid_because):
+            return "the point before was unstable: more load has no steady state either"
+        if len(same) >= 2 and metrics.saturated(same[-2], last, spec.stop.gain):
+            return f"saturated: the last value brought under {spec.stop.gain:.0%} more output tok/s"
+    return None
+
+
+def _endpoint(spec: RunSpec, api: Api, key: str | None) -> Endpoint:
+    return Endpoint(spec.url, api, {"Authorization": f"Bearer {key}"} if key else {})
+
+
+def _process(spec: RunSpec) -> dict[str, Any]:
+    """The launch's process, where the benchmark runs beside it and was told which it is."""
+    pid = spec.expect.get("pid")
+    told = process_identity(pid) if isinstance(pid, int) else {}
+    return told | {name: spec.expect[name] for name in ("launch_id", "boot") if name in spec.expect}
+
+
+def _source(shape: Shape) -> str:
+    if shape.api == "openai-chat":
+        return "the server's own"
+    return shape.template.source if shape.template else "none"
+
+
+async def _shape(spec: RunSpec, server: Mapping[str, Any], key: str | None, nonce: str) -> tuple[Shape, list[str]]:
+    """Route and fields that this server takes, found with requests of a few tokens. Raises what a user must know."""
+    models = server.get("models") or [None]
+    model = spec.model or models[0]
+    notes: list[str] = []
+    kind = str(server.get("kind", "openai"))
+    template = find_template(server) if kind == "sglang" else None
+    if spec.api:
+        apis: list[Api] = [spec.api]
+    elif kind == "sglang" and template:
+        apis = ["sglang", "openai-chat", "openai"]
+    else:
+        apis = ["openai-chat", "openai"]
+    if spec.model and models != [None] and spec.model not in models and kind != "openai":
+        notes.append(f"the server calls its model {models[0]!r}, not {spec.model!r}; SGLang answers to any name")
+    first: Record | None = None
+    for api in apis:
+        shape = Shape(api, model, template if api == "sglang" else None, kind)
+        record: Record | None = None
+        for attempt, loss in ((shape, ""), *shape.simpler()):
+            record = await _probe(spec, attempt, key, nonce)
+            if record.ok or record.error_kind == "empty":
+                return attempt, notes + ([loss] if loss else [])
+            first = first or record
+            if record.http_status not in (400, 422):
+                break
+        if record is None or record.http_status not in (404, 405, 501):
+            break  # the route is there; another one would fail in the same way
+    assert first is not None
+    raise EndpointError(first.error_kind or "error", f"{spec.url}: {first.error}")
+
+
+async def _probe(spec: RunSpec, shape: Shape, key: str | None, nonce: str) -> Record:
+    prompt = Prompt("probe", "warm-up", (Message("user", "Say hello in one short sentence."),))
+    request = Request(0, prompt, PROBE_TOKENS)
+    endpoint = _endpoint(spec, shape.api, key)
+    client = Client(endpoint, timeout_s=min(spec.timeout_s, 120.0))
+    try:
+        ready = Ready(request, endpoint.encode(shape.body(request, spec, f"{nonce}-probe" if nonce else "")))
+        return (await client.closed_loop([ready], 1, -1)).records[0]
+    finally:
+        client.close()
+
+
+async def _point(
+    spec: RunSpec,
+    point: PointSpec,
+    shape: Shape,
+    client: Client,
+    target: Target,
+    emit: Emit,
+    halt: Halt,
+    nonce: str,
+) -> Point:
+    endpoint = client.endpoint
+
+    def ready(requests: Sequence[Request], mark: str) -> list[Ready]:
+        """Everything is encoded before the clock runs. Salts differ by run, point and request."""
+        salts = (f"{nonce}-{mark}{point.index}-{one.index}" if nonce else "" for one in requests)
+        return [
+            Ready(one, endpoint.encode(shape.body(one, spec, salt))) for one, salt in zip(requests, salts, strict=True)
+        ]
+
+    if spec.flush_cache and (refused := await target.flush_cache()):
+        emit({"what": "note", "text": f"the prefix cache was not flushed: {refused}"})
+    before_warmup = await target.scrape()
+    with halt.telling(client.stop):
+        if point.warmup and not halt.asked:
+            await client.closed_loop(ready(point.warmup, "w"), len(point.warmup), -1)
+    if before_warmup is not None:
+        await _settled(target, before_warmup, len(point.warmup))
+    work = ready(point.requests, "m")
+    server_before = await _identity(target, spec)
+    counters_before = await target.scrape()
+    records: list[Record] = []
+    gpu = GpuSamples()
+    samples: list[Sample] = []
+    started = time.monotonic_ns()
+    started_utc = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z"
+    side = [asyncio.ensure_future(_progress(point, records, emit, started))]
+    if counters_before is not None:
+        side.append(asyncio.ensure_future(_poll(target, samples, started)))
+    if spec.gpu_samples and gpu.source:
+        side.append(asyncio.ensure_future(gpu.run(started)))
+    with halt.telling(client.stop):
+        try:
+            if halt.asked:
+                outcome = Outcome(dropped=True)
+            elif point.open_loop:
+                outcome = await client.open_loop(work, point.index, records.append, cap=point.concurrency)
+            else:
+                outcome = await client.closed_loop(work, point.concurrency or 1, point.index, records.append)
+        finally:
+            for task in side:
+                task.cancel()
+            await asyncio.gather(*side, return_exceptions=True)
+    counters_after = None
+    if counters_before is not None:
+        counters_after = await _settled(target, counters_before, len(records), _tokens(records))
+    facts = Measured(
+        point=point.index,
+        started_utc=started_utc,
+        duration_s=outcome.wall_s,
+        spec={
+            "concurrency": point.concurrency,
+            "rate": point.rate,
+            "process": point.process,
+            "repeat": point.repeat,
+            "arm": point.arm,
+            "requests": len(point.requests),
+            "input_tokens": point.input_tokens,
+            "output_tokens": point.output_tokens,
+        },
+        samples=tuple(samples),
+        client=_self_check(outcome),
+        gpu=tuple(gpu.samples),
+        server_before=server_before,
+        server_after=await _identity(target, spec),
+        complete=not outcome.dropped,
+    )
+    if counters_before is not None and counters_after is not None:
+        gained, histograms = difference(counters_before, counters_after)
+        foreign = _foreign(gained, records, counters_before, counters_after)
+        facts = replace(
+            facts, counters=gained, histograms=histograms, gauges=dict(counters_after.gauges), foreign=foreign
+        )
+    emit({"what": "records", "records": [record.as_json() for record in records]})
+    emit({"what": "measured", "measured": facts.as_json()})
+    return metrics.point(records, facts, index=point.index)
+
+
+async def _identity(target: Target, spec: RunSpec) -> dict[str, Any]:
+    try:
+        return await target.identity() | _process(spec)
+    except EndpointError as exc:
+        return {"gone": str(exc)} | _process(spec)
+
+
+async def _settled(target: Target, before: Scrape, requests: int, tokens: int | None = None) -> Scrape | None:
+    """The counters once they have taken in what was sent, or after a moment anyway."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        now = await target.scrape()
+        if now is None or time.monotonic() > until:
+            return now
+        finished = None if now.finished is None else now.finished - (before.finished or 0.0)
+        generated = None if now.generated is None else now.generated - (before.generated or 0.0)
+        if (finished is None or finished >= requests) and (tokens is None or generated is None or generated >= tokens):
+            return now
+        await asyncio.sleep(0.1)
+
+
+def _tokens(records: Sequence[Record]) -> int:
+    return sum(record.output_tokens or 0 for record in records)
+
+
+def _foreign(
+    gained: Mapping[str, float], records: Sequence[Record], before: Scrape, after: Scrape
+) -> tuple[str, ...] | None:
+    """Work of others in the window, by the server's counters. Health probes of one token each are below the limit."""
+    if was_reset(before, after):
+        return ("the server's counters fell during the point: it was restarted",)
+    finished = gained.get("sglang:num_requests_total", gained.get("vllm:request_success_total"))
+    generated = gained.get("sglang:generation_tokens_total", gained.get("vllm:generation_tokens_total"))
+    if generated is None:
+        return None
+    own = _tokens(records)
+    unknown = any(record.output_tokens is None for record in records)
+    if unknown:  # failed requests made tokens that nobody counted here
+        return ()
+    more = generated - own
+    if more <= max(metrics.FOREIGN_TOKENS_LIMIT * own, 16):
+        return ()
+    others = f"{finished - len(records):.0f} requests and " if finished and finished > len(records) else ""
+    return (f"{others}{more:.0f} output tokens that this client did not ask for",)
+
+
+def _self_check(outcome: Outcome) -> dict[str, object]:
+    lags = sorted(outcome.loop_lags_ms)
+    return {
+        "processes": 1,
+        "uvloop": "uvloop" in type(asyncio.get_running_loop()).__module__,
+        "cpu_share": outcome.cpu_s / outcome.wall_s if outcome.wall_s > 0 else None,
+        "cpu_s": outcome.cpu_s,
+        "loop_lag_p50_ms": metrics.quantile(lags, 0.5) if lags else None,
+        "loop_lag_p99_ms": metrics.quantile(lags, 0.99) if lags else None,
+        "reconnects": outcome.reconnects,
+        "host_load": _host_load(),
+    }
+
+
+def _host_load() -> float | None:
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
+
+
+async def _poll(target: Target, samples: list[Sample], started: int) -> None:
+    while True:
+        await asyncio.sleep(POLL_S)
+        read = await target.scrape()
+        if read is not None:
+            samples.append(Sample((time.monotonic_ns() - started) / 1e9, read.running, read.queued))
+
+
+async def _progress(point: PointSpec, records: Sequence[Record], emit: Emit, started: int) -> None:
+    total = len(point.requests)
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        passed = (time.monotonic_ns() - started) / 1e9
+        tokens = _tokens(records)
+        emit(
+            {
+                "what": "progress",
+                "point": point.index,
+                "stage": "load",
+                "done": len(records),
+                "requests": total,
+                "failed": sum(1 for record in records if not record.ok),
+                "tok_s": tokens / passed if tokens else None,
+                "left_s": passed / len(records) * (total - len(records)) if records else None,
+            }
+        )
+
+
+def run(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Halt | None = None) -> None:
+    """`measure` on an event loop of its own: uvloop's where it is installed. Ctrl-C stops the point, twice stops at once."""
+    import signal
+    import threading
+
+    try:
+        import uvloop
+
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    except ImportError:
+        loop = asyncio.new_event_loop()
+        emit(
+            {
+                "what": "note",
+                "text": "uvloop is not installed here: the client is slower, its own check says if too slow",
+            }
+        )
+    halt = halt or Halt()
+    main = threading.current_thread() is threading.main_thread()
+    try:
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(measure(spec, emit, key=key, halt=halt))
+
+        def interrupted() -> None:
+            if halt.asked:
+                task.cancel()
+            halt.ask()
+
+        if main:
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                loop.add_signal_handler(signal.SIGINT, interrupted)
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+    finally:
+        if main:
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                loop.remove_signal_handler(signal.SIGINT)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
