@@ -84,7 +84,7 @@ def checked(verb: Verb, given: Mapping[str, object]) -> dict[str, Any]:
     for option in (*verb.options, *COMMON):
         value = given.get(option.name)
         if option.multiple:
-            options[option.name] = tuple(_typed(option, each) for each in (value or ()))  # type: ignore[attr-defined]
+            options[option.name] = tuple(_typed(option, each) for each in _several(value))
         elif value is None:
             options[option.name] = option.default
         else:
@@ -92,12 +92,16 @@ def checked(verb: Verb, given: Mapping[str, object]) -> dict[str, Any]:
     for argument in verb.arguments:
         value = given.get(argument.name)
         if argument.multiple:
-            options[argument.name] = tuple(value or ())  # type: ignore[call-overload]
+            options[argument.name] = _several(value)
         else:
             options[argument.name] = value
         if argument.required and not options[argument.name]:
             raise UsageError(f"{verb.name}: {argument.name.upper()} is missing: {argument.help}")
     return options
+
+
+def _several(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
 def _typed(option: Option, value: object) -> object:
@@ -151,7 +155,9 @@ def _console(stream: Any, no_color: bool) -> Console:
     from rich.console import Console
 
     width = None if stream.isatty() or os.environ.get("COLUMNS") else 160
-    return Console(file=stream, no_color=no_color or None, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    return Console(
+        file=stream, no_color=no_color or None, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
+    )
 
 
 def _write_line(line: str) -> None:
@@ -201,7 +207,9 @@ def _unexpected(error: Exception, verb: Verb) -> MtpError:
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="mtpdeploy-traceback-", suffix=".txt", delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="mtpdeploy-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
         file.write(f"mtpdeploy {verb.name}\n")
         file.write("".join(traceback.format_exception(error)))
     return MtpError(

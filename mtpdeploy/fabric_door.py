@@ -11,14 +11,16 @@ from typing import Any
 
 from fabric import Connection
 from fabric.main import program
-from invoke import Collection, Context, Exit, Task
-from invoke.parser import Argument as ParserArgument
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.parser.argument import Argument as ParserArgument
 from invoke.parser.parser import ParseMachine
+from invoke.tasks import Task
 
 from mtpdeploy import door
 from mtpdeploy.actions.verbs import COMMON, Verb, verbs
 from mtpdeploy.cli import DEFAULT_NAME
-
 
 HELP = ("-h", "--help")
 
@@ -47,7 +49,7 @@ class Positional(ParserArgument):
         self.words = (*self.words, word)
 
 
-def _complete_context(machine: Any) -> None:
+def _complete_context(machine: ParseMachine) -> None:
     for argument in machine.context.positional_args if machine.context else ():
         if isinstance(argument, Positional):
             argument.closed = True
@@ -56,7 +58,7 @@ def _complete_context(machine: Any) -> None:
 
 # Invoke asks here which positional arguments are still missing; ours close first.
 _invoke_complete_context = ParseMachine.complete_context
-ParseMachine.complete_context = _complete_context
+setattr(ParseMachine, "complete_context", _complete_context)  # noqa: B010  (mypy: a method is not assigned to)
 
 
 class VerbTask(Task):  # type: ignore[type-arg]
@@ -75,7 +77,9 @@ class VerbTask(Task):  # type: ignore[type-arg]
 def _task(verb: Verb, name: str) -> VerbTask:
     def body(context: Context, **given: object) -> None:
         if isinstance(context, Connection):
-            raise Exit("fab -H would repeat the task for each host, each blind to the others; choose hosts with --host", code=2)
+            raise Exit(
+                "fab -H would repeat the task for each host, each blind to the others; choose hosts with --host", code=2
+            )
         if any(word in HELP for argument in verb.arguments for word in _words(given[argument.name])):
             # Invoke takes any word for a positional argument that is still missing, -h included.
             program.print_task_help(verb.name)

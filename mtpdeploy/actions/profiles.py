@@ -27,7 +27,9 @@ class Profiles:
                     "name": profile.name,
                     "description": profile.description,
                     "extends": profile.extends,
-                    "model": next((said.values["model"] for said in reversed(profile.layers) if "model" in said.values), None),
+                    "model": next(
+                        (said.values["model"] for said in reversed(profile.layers) if "model" in said.values), None
+                    ),
                     "file": str(profile.source),
                 }
                 for profile in self.profiles
@@ -76,14 +78,23 @@ def profiles(*, home: Path, talk: Talk) -> Profiles:
 
 
 def show(
-    *, home: Path, talk: Talk, name: str, resolved: bool, host: str | None, inventory: Sequence[str], set_: Sequence[str]
+    *,
+    home: Path,
+    talk: Talk,
+    name: str,
+    resolved: bool,
+    host: str | None,
+    inventory: Sequence[str],
+    set_: Sequence[str],
 ) -> Shown:
     """Raises ConfigError, NotFound, UsageError."""
     profile = inventories.load_profile(home, name)
     if not (resolved or host or set_):
         settings = [setting for said in profile.layers for setting in _said(said)]
         last = {setting.key: setting for setting in settings}
-        return Shown(profile.name, profile.description, profile.source, profile.extends, False, None, tuple(last.values()))
+        return Shown(
+            profile.name, profile.description, profile.source, profile.extends, False, None, tuple(last.values())
+        )
     known = inventories.load(home, inventory)
     chosen = known.choose(host) if host else ()
     if len(chosen) > 1:
@@ -140,5 +151,3 @@ def _told(value: object) -> object:
         case str() | int() | float() | bool() | None | tuple() | Mapping():
             return value
     return str(value)  # a SecretSource: where it is read, never what it holds
-
-

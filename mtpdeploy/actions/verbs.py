@@ -68,15 +68,24 @@ class Verb:
     streams: bool = False
 
 
-HOST = Option("host", "Host, group, comma list or ssh alias (user@name:port). Default: the last deployed, else the only one.")
+HOST = Option(
+    "host", "Host, group, comma list or ssh alias (user@name:port). Default: the last deployed, else the only one."
+)
 PROFILE = Option("profile", "Profile by name, or a YAML file.")
 INVENTORY = Option("inventory", "Inventory file, repeatable. Default: the home's inventories/*.yml.", multiple=True)
-SET = Option("set_", "Override one setting, such as args.mem_fraction_static=0.9 or env.NAME=1; repeatable, wins over all.", multiple=True)
+SET = Option(
+    "set_",
+    "Override one setting, such as args.mem_fraction_static=0.9 or env.NAME=1; repeatable, wins over all.",
+    multiple=True,
+)
 
 # Handled by the doors, the same for each verb.
 COMMON = (
     Option("json", "Print the answer, or the error, as one JSON document on stdout.", type=bool, default=False),
-    Option("home", "Folder of inventories/, templates/ and runs/. Default: $MTPDEPLOY_HOME, else the nearest that has inventories/."),
+    Option(
+        "home",
+        "Folder of inventories/, templates/ and runs/. Default: $MTPDEPLOY_HOME, else the nearest that has inventories/.",
+    ),
     Option("quiet", "No progress on stderr.", type=bool, default=False),
     Option("no_color", "No colour; NO_COLOR in the environment does the same.", type=bool, default=False),
 )

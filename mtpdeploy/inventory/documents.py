@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 
@@ -87,7 +88,7 @@ def parse(text: str, path: Path) -> Document:
                 return Document(path, {})
             return _Reader(path, loader).document(root)
         finally:
-            loader.dispose()  # type: ignore[no-untyped-call]
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         refuse([Problem(str(path), mark.line + 1 if mark else None, "", f"not YAML: {error.problem or error.context}")])
@@ -109,10 +110,9 @@ class _Reader:
         self._nodes = 0
 
     def document(self, root: yaml.Node) -> Document:
-        data = self._value(root, ())
-        if not isinstance(data, dict):
+        if not isinstance(root, yaml.MappingNode):
             self._refuse(root, (), "should be a mapping of keys to values")
-        return Document(self._path, data, self._lines, self._raw)  # type: ignore[arg-type]
+        return Document(self._path, self._mapping(root, ()), self._lines, self._raw)
 
     def _value(self, node: yaml.Node, at: KeyPath) -> object:
         self._nodes += 1
@@ -126,7 +126,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*at, index)) for index, item in enumerate(node.value)]
         self._raw[at] = node.value
-        return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode, at: KeyPath) -> dict[str, object]:
         first: dict[str, int] = {}
@@ -145,8 +145,9 @@ class _Reader:
             result[key.value] = self._value(value, below)
         return result
 
-    def _refuse(self, node: yaml.Node, at: KeyPath, message: str) -> None:
+    def _refuse(self, node: yaml.Node, at: KeyPath, message: str) -> NoReturn:
         refuse([Problem(str(self._path), node.start_mark.line + 1, ".".join(map(str, at)), message)])
+        raise AssertionError("refuse() raises for one problem")
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "keys here") -> str:

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mtpdeploy.errors import ConfigError, UsageError
+from mtpdeploy.errors import UsageError
 from mtpdeploy.inventory.documents import Document, Problem, did_you_mean, read, refuse
 from mtpdeploy.inventory.schema import NAME, HostEntry, InventoryFile, Placed, validated
 from mtpdeploy.inventory.settings import Layer, layer
 from mtpdeploy.inventory.values import Gpu, Host, Simulate, SshOptions
 from mtpdeploy.resources import bundled
 
-ALIAS = re.compile(r"(?:(?P<user>[^@\s:,-][^@\s:,]*)@)?(?P<address>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<port>\d{1,5}))?")
+ALIAS = re.compile(
+    r"(?:(?P<user>[^@\s:,-][^@\s:,]*)@)?(?P<address>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<port>\d{1,5}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Inventory:
         port = int(found["port"]) if found and found["port"] else None
         if not found or (port is not None and not 1 <= port <= 65535):
             known = (*self.hosts, *self.groups)
-            raise UsageError(f"--host: {word!r} is no host or group here, and no ssh name such as user@name:port{did_you_mean(word, known, 'names here')}")
+            raise UsageError(
+                f"--host: {word!r} is no host or group here, and no ssh name such as user@name:port{did_you_mean(word, known, 'names here')}"
+            )
         return Host(name=word, address=found["address"].strip("[]"), user=found["user"], port=port)
 
 
@@ -107,25 +111,37 @@ class _Loader:
             document = self._hosts[clash][0]
             self._problems.append(document.problem(("hosts", clash), "is also the name of a group; rename one"))
         refuse(self._problems)
-        return Inventory(self._home, tuple(d.path for d in documents), hosts, {g: tuple(n) for g, n in groups.items()}, layers)
+        return Inventory(
+            self._home, tuple(d.path for d in documents), hosts, {g: tuple(n) for g, n in groups.items()}, layers
+        )
 
     def _file(self, document: Document, content: InventoryFile) -> None:
         defaults = self._layer("defaults", document, content.defaults, ("defaults",))
         for name, placed in content.groups.items():
             if self._name_ok(document, "groups", name, self._groups.get(name, (None,))[0]):
-                self._groups[name] = (document, placed, self._layer(f"group {name}", document, placed, ("groups", name)))
+                self._groups[name] = (
+                    document,
+                    placed,
+                    self._layer(f"group {name}", document, placed, ("groups", name)),
+                )
         for name, entry in content.hosts.items():
             if self._name_ok(document, "hosts", name, self._hosts.get(name, (None,))[0]):
                 self._hosts[name] = (document, entry, content.defaults, defaults)
             if entry.local and entry.address:
-                self._problems.append(document.problem(("hosts", name, "address"), "stands beside local: true; keep one"))
+                self._problems.append(
+                    document.problem(("hosts", name, "address"), "stands beside local: true; keep one")
+                )
             for index, group in enumerate(entry.groups):
                 if not re.match(NAME, group):
-                    self._problems.append(document.problem(("hosts", name, "groups", index), f"should be a plain name, not {group!r}"))
+                    self._problems.append(
+                        document.problem(("hosts", name, "groups", index), f"should be a plain name, not {group!r}")
+                    )
 
     def _name_ok(self, document: Document, kind: str, name: str, earlier: Document | None) -> bool:
         if not re.match(NAME, name):
-            self._problems.append(document.problem((kind, name), "should be a plain name: letters, digits, dot, dash, underscore"))
+            self._problems.append(
+                document.problem((kind, name), "should be a plain name: letters, digits, dot, dash, underscore")
+            )
         elif earlier:
             self._problems.append(document.problem((kind, name), f"is already in {earlier.path}; rename one"))
         else:
@@ -137,19 +153,29 @@ class _Loader:
 
     def _host(self, name: str, document: Document, entry: HostEntry, weakest_first: list[Placed]) -> Host:
         def strongest(key: str) -> object:
-            return next((value for placed in reversed(weakest_first) if (value := getattr(placed, key)) is not None), None)
+            return next(
+                (value for placed in reversed(weakest_first) if (value := getattr(placed, key)) is not None), None
+            )
 
         ssh: dict[str, object] = {}
         for placed in weakest_first:
             ssh.update({key: getattr(placed.ssh, key) for key in placed.ssh.model_fields_set} if placed.ssh else {})
         simulate: dict[str, object] = {}
         for placed in weakest_first:
-            simulate.update({key: getattr(placed.simulate, key) for key in placed.simulate.model_fields_set} if placed.simulate else {})
+            simulate.update(
+                {key: getattr(placed.simulate, key) for key in placed.simulate.model_fields_set}
+                if placed.simulate
+                else {}
+            )
         simulated = any(placed.simulate is not None for placed in weakest_first)
         gpus: list[Gpu] = []
         for gpu in strongest("gpus") or ():  # type: ignore[attr-defined]
             for _ in range(gpu.count):
-                index = gpu.index if gpu.index is not None and gpu.count == 1 else (gpus[-1].index + 1 if gpus else gpu.index or 0)
+                index = (
+                    gpu.index
+                    if gpu.index is not None and gpu.count == 1
+                    else (gpus[-1].index + 1 if gpus else gpu.index or 0)
+                )
                 gpus.append(Gpu(index, gpu.name, gpu.memory_gb))
         if simulated and not gpus:
             played = Simulate(**simulate)  # type: ignore[arg-type]
@@ -174,5 +200,3 @@ def shown(path: Path, home: Path) -> str:
     if path.is_relative_to(home):
         return str(path.relative_to(home))
     return f"shipped {path.relative_to(shipped.parent)}" if path.is_relative_to(shipped) else str(path)
-
-

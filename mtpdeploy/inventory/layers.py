@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from mtpdeploy.errors import ConfigError, UsageError
-from mtpdeploy.inventory.documents import Document, Problem, did_you_mean, parse, refuse
+from mtpdeploy.inventory.documents import Document, KeyPath, Problem, did_you_mean, parse, refuse
 from mtpdeploy.inventory.hosts import Inventory
 from mtpdeploy.inventory.profiles import load_profile
 from mtpdeploy.inventory.schema import Settings, keys, validated
@@ -161,7 +161,9 @@ class _Resolution:
         if source.from_env is not None:
             value = variable(source.from_env)
             if not value:
-                raise ConfigError(f"{source.key}: the environment variable {source.from_env} is not set here; export it, or use from_file")
+                raise ConfigError(
+                    f"{source.key}: the environment variable {source.from_env} is not set here; export it, or use from_file"
+                )
             return Secret(value)
         assert source.from_file is not None
         try:
@@ -222,6 +224,6 @@ def _assignment(kind: str, name: str, text: str) -> Document:
     except (ConfigError, yaml.YAMLError):
         value = text  # `a: b` and the like are no YAML scalar; the argument's own type decides what becomes of it
     if kind == "args":
-        raw = {("args", name): text} if not isinstance(value, (dict, list)) else {}
+        raw: dict[KeyPath, str] = {("args", name): text} if not isinstance(value, (dict, list)) else {}
         return Document(nowhere, {"args": {name: value}}, raw=raw)
     return Document(nowhere, {kind: value})

@@ -34,7 +34,9 @@ def _folders(home: Path, kind: str) -> Iterator[Path]:
 
 
 def _names(home: Path, kind: str) -> tuple[str, ...]:
-    return tuple(sorted({p.stem for folder in _folders(home, kind) for p in (*folder.glob("*.yml"), *folder.glob("*.yaml"))}))
+    return tuple(
+        sorted({p.stem for folder in _folders(home, kind) for p in (*folder.glob("*.yml"), *folder.glob("*.yaml"))})
+    )
 
 
 def profile_names(home: Path) -> tuple[str, ...]:
@@ -54,7 +56,9 @@ def _find(home: Path, kind: str, name: str) -> Path:
         for suffix in (".yml", ".yaml"):
             if (path := folder / f"{name}{suffix}").is_file():
                 return path
-    raise NotFound(f"no {kind[:-1]} {name!r}{did_you_mean(name, _names(home, kind), kind)}", next_commands=("mtpdeploy profiles",))
+    raise NotFound(
+        f"no {kind[:-1]} {name!r}{did_you_mean(name, _names(home, kind), kind)}", next_commands=("mtpdeploy profiles",)
+    )
 
 
 def load_profile(home: Path, name: str) -> Profile:
@@ -94,5 +98,11 @@ def workload(home: Path, name: str) -> Workload:
         refuse(document.problem((key,), f"should be above 0 {unit}, not {p!r}") for p in points if p <= 0)
         said[key] = points
     if said["concurrency"] and said["rate"]:
-        refuse([document.problem(("rate",), "stands beside concurrency: a workload is a closed loop or an open one; keep one")])
+        refuse(
+            [
+                document.problem(
+                    ("rate",), "stands beside concurrency: a workload is a closed loop or an open one; keep one"
+                )
+            ]
+        )
     return Workload(name=path.stem, source=path, **said)

@@ -33,7 +33,9 @@ class Strict(BaseModel):
 
 
 class Ssh(Strict):
-    identity_file: str | None = Field(None, pattern=PLAIN, description="private key; else ~/.ssh/config and the agent decide")
+    identity_file: str | None = Field(
+        None, pattern=PLAIN, description="private key; else ~/.ssh/config and the agent decide"
+    )
     proxy_jump: str | None = Field(None, pattern=PLAIN, description="host to go through, as in ssh -J")
     config_file: str | None = Field(None, pattern=PLAIN, description="instead of ~/.ssh/config")
     known_hosts_file: str | None = Field(None, pattern=PLAIN, description="read besides the usual known_hosts files")
@@ -61,17 +63,33 @@ class Settings(Strict):
     """May stand in `defaults:`, in a group, in a host and in a profile; the later wins."""
 
     python: str | None = Field(None, pattern=PLAIN, description="SGLang's interpreter at the host; default python3")
-    venv: str | None = Field(None, pattern=REMOTE_PATH, description="SGLang's virtual environment at the host; instead of python")
-    workdir: str | None = Field(None, pattern=REMOTE_PATH, description="releases are kept here, an absolute path or ~/…; default ~/.mtpdeploy")
-    service: str | None = Field(None, pattern=SERVICE, description="lower case letters, digits and dashes; default sglang")
-    supervisor: Literal["auto", "systemd", "systemd-user", "tmux", "detached"] | None = Field(None, description="default auto: the best that the host has")
-    ready_timeout_s: float | None = Field(None, gt=0, description="seconds without progress of the log before a launch is given up; default 600")
-    drain_timeout_s: float | None = Field(None, ge=0, description="seconds that running requests get when the server is stopped; default 60")
+    venv: str | None = Field(
+        None, pattern=REMOTE_PATH, description="SGLang's virtual environment at the host; instead of python"
+    )
+    workdir: str | None = Field(
+        None, pattern=REMOTE_PATH, description="releases are kept here, an absolute path or ~/…; default ~/.mtpdeploy"
+    )
+    service: str | None = Field(
+        None, pattern=SERVICE, description="lower case letters, digits and dashes; default sglang"
+    )
+    supervisor: Literal["auto", "systemd", "systemd-user", "tmux", "detached"] | None = Field(
+        None, description="default auto: the best that the host has"
+    )
+    ready_timeout_s: float | None = Field(
+        None, gt=0, description="seconds without progress of the log before a launch is given up; default 600"
+    )
+    drain_timeout_s: float | None = Field(
+        None, ge=0, description="seconds that running requests get when the server is stopped; default 60"
+    )
     slots_for: int | None = Field(None, ge=1, description="size the state slots for so many concurrent requests")
     api_key: Any = Field(None, description="{from_env: NAME} or {from_file: PATH}; requests then need this key")
     sglang_version: str | None = Field(None, description="pins the version; default: the host is asked")
-    model: str | None = Field(None, pattern=PLAIN, description="Hugging Face id, or a name that the host's models: maps to a path")
-    model_config_file: str | None = Field(None, alias="model_config", pattern=PLAIN, description="config.json at this machine, for plans without the host")
+    model: str | None = Field(
+        None, pattern=PLAIN, description="Hugging Face id, or a name that the host's models: maps to a path"
+    )
+    model_config_file: str | None = Field(
+        None, alias="model_config", pattern=PLAIN, description="config.json at this machine, for plans without the host"
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="SGLang arguments by canonical name")
     env: dict[str, Any] = Field(default_factory=dict, description="environment of the server")
 
@@ -88,13 +106,15 @@ class Placed(Settings):
 
 
 class HostEntry(Placed):
-    address: str | None = Field(None, pattern=WORD, description="name or IP address; default: the host's name here, as an ssh alias")
+    address: str | None = Field(
+        None, pattern=WORD, description="name or IP address; default: the host's name here, as an ssh alias"
+    )
     local: bool = Field(False, description="true: this machine, without SSH")
     groups: list[str] = Field(default_factory=list, description="groups that this host belongs to; the later wins")
 
 
 class InventoryFile(Strict):
-    defaults: Placed = Field(default_factory=Placed, description="for all hosts of this file")
+    defaults: Placed = Field(Placed(), description="for all hosts of this file")
     groups: dict[str, Placed] = Field(default_factory=dict, description="group name → what its hosts share")
     hosts: dict[str, HostEntry] = Field(default_factory=dict, description="host name → the host")
 
@@ -106,8 +126,12 @@ class ProfileFile(Settings):
 
 class WorkloadFile(Strict):
     description: str = Field("", description="one line")
-    concurrency: int | list[int] = Field(default_factory=list, description="requests in flight, one point each; empty: 1 and the effective maximum")
-    rate: float | list[float] = Field(default_factory=list, description="requests per second, open loop, one point each")
+    concurrency: int | list[int] = Field(
+        default_factory=list, description="requests in flight, one point each; empty: 1 and the effective maximum"
+    )
+    rate: float | list[float] = Field(
+        default_factory=list, description="requests per second, open loop, one point each"
+    )
     requests: int = Field(16, ge=1, description="measured requests a point")
     repeat: int = Field(1, ge=1, description="repeats of each point")
     input_tokens: int | None = Field(None, ge=1, description="tokens; default: the prompts' own length")
@@ -121,7 +145,9 @@ class WorkloadFile(Strict):
 Model = TypeVar("Model", bound=Strict)
 
 
-def validated(model: type[Model], document: Document, data: Mapping[str, object] | None = None) -> tuple[Model | None, list[Problem]]:
+def validated(
+    model: type[Model], document: Document, data: Mapping[str, object] | None = None
+) -> tuple[Model | None, list[Problem]]:
     """The document as `model`, or None and everything that is wrong with it."""
     try:
         return model.model_validate(document.data if data is None else data), []
@@ -178,7 +204,8 @@ def _model_at(model: type[Strict], at: KeyPath) -> type[Strict] | None:
         if isinstance(key, int):
             continue
         if index == 0 and model is InventoryFile and key in ("groups", "hosts"):
-            here = {"groups": Placed, "hosts": HostEntry}[key] if len(at) > 1 else None
+            entry: type[Strict] = HostEntry if key == "hosts" else Placed
+            here = entry if len(at) > 1 else None
         elif index == 1 and model is InventoryFile and at[0] in ("groups", "hosts"):
             continue
         else:

@@ -18,7 +18,18 @@ from mtpdeploy.sglang.versions import NEWEST, RELEASES, Version
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONDITION = re.compile(r"(<=|>=|==|!=|<|>)\s*(\S+)")
-SIMPLE = ("python", "venv", "workdir", "service", "supervisor", "ready_timeout_s", "drain_timeout_s", "slots_for", "sglang_version", "model")
+SIMPLE = (
+    "python",
+    "venv",
+    "workdir",
+    "service",
+    "supervisor",
+    "ready_timeout_s",
+    "drain_timeout_s",
+    "slots_for",
+    "sglang_version",
+    "model",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +130,16 @@ class _Reader:
             elif isinstance(value, dict):
                 result[name] = self._env_mapping(here, name, value) or ""
             elif value is None or isinstance(value, list):
-                self.wrong(here, "should be text, or {from_env: NAME}, {from_file: PATH}, {value: TEXT, versions: '<=0.5.10'}")
+                self.wrong(
+                    here, "should be text, or {from_env: NAME}, {from_file: PATH}, {value: TEXT, versions: '<=0.5.10'}"
+                )
             else:
                 text = self._document.raw.get(here, str(value))
                 self._printable(here, text)
                 if is_secret(name):
-                    self.notes.append(f"{self._document.path}: {'.'.join(map(str, here))} holds a secret in clear; {{from_env: {name}}} keeps it out of the file")
+                    self.notes.append(
+                        f"{self._document.path}: {'.'.join(map(str, here))} holds a secret in clear; {{from_env: {name}}} keeps it out of the file"
+                    )
                     result[name] = Secret(text)
                 else:
                     result[name] = text
@@ -149,7 +164,9 @@ class _Reader:
         if isinstance(value, dict):
             return self.source(at, value)
         if isinstance(value, str):
-            self.notes.append(f"{self._document.path}: {'.'.join(map(str, at))} holds a secret in clear; {{from_env: NAME}} keeps it out of the file")
+            self.notes.append(
+                f"{self._document.path}: {'.'.join(map(str, at))} holds a secret in clear; {{from_env: NAME}} keeps it out of the file"
+            )
             return Secret(value)
         self.wrong(at, "should be {from_env: NAME} or {from_file: PATH}")
         return None
@@ -183,10 +200,18 @@ def argument(name: str, value: object, raw: str | None = None) -> tuple[str, Arg
     if known is None:
         begun = [each for each in flags.canonical_names() if each.startswith(name.replace("-", "_"))]
         near = flags.nearest(name, NEWEST) or min(begun, key=len, default=None)
-        hint = f"; did you mean {flags.canonical(near) or near}?" if near else "; `python -m sglang.launch_server --help` lists them"
+        hint = (
+            f"; did you mean {flags.canonical(near) or near}?"
+            if near
+            else "; `python -m sglang.launch_server --help` lists them"
+        )
         raise ValueError(f"no SGLang from {RELEASES[0]} to {RELEASES[-1]} has this argument{hint}")
     if known in flags.secret_fields():
-        right = "say `api_key: {from_env: NAME}` beside args" if known == "api_key" else "give it to SGLang in a --config file at the host"
+        right = (
+            "say `api_key: {from_env: NAME}` beside args"
+            if known == "api_key"
+            else "give it to SGLang in a --config file at the host"
+        )
         raise ValueError(f"a secret in args would show in the host's process list; {right}")
     if value is None:
         return known, None
@@ -231,7 +256,12 @@ def _frozen(value: object) -> Any:
 
 
 def _kind(flag: flags.Flag) -> str:
-    return {"int": "a whole number", "float": "a number", "json": "JSON", "human_int": "a whole number such as 4096 or 25.6k"}.get(flag.type, "text")
+    return {
+        "int": "a whole number",
+        "float": "a number",
+        "json": "JSON",
+        "human_int": "a whole number such as 4096 or 25.6k",
+    }.get(flag.type, "text")
 
 
 def _flag(known: str) -> flags.Flag:

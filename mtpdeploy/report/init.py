@@ -15,5 +15,7 @@ def text(answer: Made, console: Console) -> None:
         console.print(f"  kept     {name}", soft_wrap=True)
     console.print("next:", style="bold")
     console.print(f"  cd {answer.folder}", soft_wrap=True)
-    console.print("  cp inventories/example.yml inventories/hosts.yml   # and say which hosts there are", soft_wrap=True)
+    console.print(
+        "  cp inventories/example.yml inventories/hosts.yml   # and say which hosts there are", soft_wrap=True
+    )
     console.print("  mtpdeploy plan --profile mtp --host NAME", soft_wrap=True)

@@ -10,7 +10,14 @@ VERBS = (
         "Make a home folder: an inventory to fill in, and the fabfile.",
         "mtpdeploy.actions.init:init",
         "mtpdeploy.report.init:text",
-        options=(Option("all", "Copy the shipped profiles, workloads and templates too, to change them.", type=bool, default=False),),
+        options=(
+            Option(
+                "all",
+                "Copy the shipped profiles, workloads and templates too, to change them.",
+                type=bool,
+                default=False,
+            ),
+        ),
         arguments=(Argument("folder", "Folder to make or to fill; default: the home.", required=False),),
         examples=("mtpdeploy init ~/gpu", "mtpdeploy init ~/gpu --all"),
         details="Files that are there already are kept. Shipped profiles and templates are found without a copy; a copy shadows ours.",
@@ -29,7 +36,12 @@ VERBS = (
         "mtpdeploy.actions.profiles:show",
         "mtpdeploy.report.profiles:show_text",
         options=(
-            Option("resolved", "Apply every layer (defaults < group < host < profile < --set) and tell where each value came from.", type=bool, default=False),
+            Option(
+                "resolved",
+                "Apply every layer (defaults < group < host < profile < --set) and tell where each value came from.",
+                type=bool,
+                default=False,
+            ),
             Option("host", "Host of the inventory whose layers are applied; implies --resolved."),
             INVENTORY,
             SET,
