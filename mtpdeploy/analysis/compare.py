@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from mtpdeploy.analysis.arms import batch_arm, decode_arm, prompts_of
 from mtpdeploy.analysis.likeness import Likeness, likeness
-from mtpdeploy.analysis.samples import Load, Measured, Pass, Sample
-from mtpdeploy.analysis.stats import Arm, Interval, ratio, ratio_of_runs
+from mtpdeploy.analysis.samples import Load, Measured, Pass
+from mtpdeploy.analysis.stats import Interval, ratio, ratio_of_runs
 
-Parts = Callable[[Sample], tuple[float, float] | None]
 Verdict = Literal["faster", "slower", "can't tell", "depends on the load"]
 
 # One run an arm shows nothing of the spread between runs. Four starts of one setting on an H200 differed by up to 3 %
@@ -239,13 +237,13 @@ def _intervals(
     a: Sequence[Pass], b: Sequence[Pass], seed: int
 ) -> tuple[Interval | None, Interval | None, int, bool, str]:
     """Ratio of output tok/s, of decode tok/s a request, prompts behind them, whether paired, and on what they rest."""
-    names_a, names_b = _prompts(a), _prompts(b)
+    names_a, names_b = prompts_of(a), prompts_of(b)
     shared = [name for name in names_a if name in set(names_b)]
     # Unequal prompt sets are paired over what they share only if that is nearly everything.
     paired = bool(shared) and len(shared) >= 0.8 * max(len(names_a), len(names_b))
     chosen_a, chosen_b = (shared, shared) if paired else (names_a, names_b)
     runs = f"{len(a)} and {len(b)} runs" if max(len(a), len(b)) > 1 else "one run each"
-    arms = [_arm(passes, names, _batch_parts, scaled=True) for passes, names in ((a, chosen_a), (b, chosen_b))]
+    arms = [batch_arm(passes, names) for passes, names in ((a, chosen_a), (b, chosen_b))]
     if arms[0] is None or arms[1] is None:
         known_a = [value for one in a if (value := one.number("output_tok_s"))]
         known_b = [value for one in b if (value := one.number("output_tok_s"))]
@@ -256,49 +254,11 @@ def _intervals(
         request = ratio_of_runs(speeds_a, speeds_b, seed=seed) if speeds_a and speeds_b else None
         return ratio_of_runs(known_a, known_b, seed=seed), request, 0, False, f"{runs}, no record per prompt"
     batch = ratio(arms[0], arms[1], paired=paired, seed=seed)
-    decode = [_arm(passes, names, _decode_parts, scaled=False) for passes, names in ((a, chosen_a), (b, chosen_b))]
+    decode = [decode_arm(passes, names) for passes, names in ((a, chosen_a), (b, chosen_b))]
     request = ratio(decode[0], decode[1], paired=paired, seed=seed) if decode[0] and decode[1] else None
     count = len(shared) if paired else min(len(names_a), len(names_b))
     how = f"{count} prompts paired" if paired else "different prompts, not paired"
     return batch, request, count, paired, f"{how}, {runs}"
-
-
-def _prompts(passes: Sequence[Pass]) -> list[str]:
-    """Prompts that every run of the arm answered, in their order."""
-    sets = [{sample.prompt for sample in one.samples} for one in passes]
-    everywhere = set.intersection(*sets) if sets else set()
-    return list(dict.fromkeys(sample.prompt for sample in passes[0].samples if sample.prompt in everywhere))
-
-
-def _batch_parts(sample: Sample) -> tuple[float, float] | None:
-    return float(sample.output_tokens), sample.e2e_s
-
-
-def _decode_parts(sample: Sample) -> tuple[float, float] | None:
-    if sample.decode_tokens is None or sample.decode_s is None:
-        return None
-    return float(sample.decode_tokens), sample.decode_s
-
-
-def _arm(passes: Sequence[Pass], names: Sequence[str], parts: Parts, *, scaled: bool) -> Arm | None:
-    """Sums a prompt over its requests. None where a run lacks one of the prompts, or its own figure."""
-    weight, cost = np.zeros((len(passes), len(names))), np.zeros((len(passes), len(names)))
-    column = {name: index for index, name in enumerate(names)}
-    scale = np.ones(len(passes))
-    for row, one in enumerate(passes):
-        for sample in one.samples:
-            held = parts(sample) if sample.prompt in column else None
-            if held is not None:
-                weight[row, column[sample.prompt]] += held[0]
-                cost[row, column[sample.prompt]] += held[1]
-        if scaled:
-            figure = one.number("output_tok_s")
-            if not figure or not cost[row].sum() or not weight[row].sum():
-                return None
-            scale[row] = figure * cost[row].sum() / weight[row].sum()
-    if not names or (weight <= 0).any() or (cost <= 0).any():
-        return None
-    return Arm(weight, cost, scale)
 
 
 def _verdict(

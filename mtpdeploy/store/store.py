@@ -206,7 +206,7 @@ class Store:
             "run_id": None,
             "kind": kind,
             "status": "running",
-            "created_utc": _utc(),
+            "created_utc": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z",  # orders runs of the same second
             "finished_utc": None,
             "by": _who(),
             "writer": _writer(),
@@ -264,7 +264,8 @@ class Store:
         wanted = {"kind": kind, "host": host, "profile": profile, "workload": workload}
         terms = [f"{column} = ?" for column, value in wanted.items() if value is not None]
         values = [value for value in wanted.values() if value is not None]
-        query = f"SELECT {COLUMNS} FROM runs{' WHERE ' + ' AND '.join(terms) if terms else ''} ORDER BY id DESC"
+        where = f"WHERE {' AND '.join(terms)}" if terms else ""
+        query = f"SELECT {COLUMNS} FROM runs {where} ORDER BY created_utc DESC, id DESC"
         rows = self._indexed(lambda index: index.execute(query, values).fetchall())
         found = (self._row(row) for row in rows)
         chosen = tuple(row for row in found if status is None or row.status == status)

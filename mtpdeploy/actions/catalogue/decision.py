@@ -1,0 +1,96 @@
+"""Verbs of the run store and of the decision: what was measured, what it means, what to run."""
+
+from __future__ import annotations
+
+from mtpdeploy.actions.verbs import Argument, Option, Verb
+
+RUN = "Run id, a prefix of one, or `last`."
+OF_HOST = Option("host", "Only runs on this host.")
+OF_WORKLOAD = Option("workload", "Only runs under this workload.")
+
+COMPARE = Verb(
+    name="compare",
+    summary="Two runs or two profiles side by side: what was not alike first, then a ratio with an interval.",
+    action="mtpdeploy.actions.compare:compare",
+    text="mtpdeploy.report.compare:text",
+    arguments=(
+        Argument("a", "The baseline: run id, `last`, RUN:ARM, several with commas, or a profile.", required=False),
+        Argument("b", "What is compared with it. Left out: the two arms of run A.", required=False),
+    ),
+    options=(OF_HOST, OF_WORKLOAD, Option("seed", "Seed of the bootstrap.", type=int, default=0)),
+    examples=(
+        "mtpdeploy compare baseline mtp",
+        "mtpdeploy compare 20261130-101500-3fa9 last",
+        "mtpdeploy compare last            # a run with two arms (bench --arms baseline,mtp)",
+        "mtpdeploy compare 20261130-10,20261130-12 mtp --json",
+    ),
+    details=(
+        "Ratios are B over A. Prompts are paired and resampled, and so are the runs; the interval holds 95 %. "
+        "Ends with 12 where the evidence does not decide."
+    ),
+)
+
+RUNS = (
+    Verb(
+        name="runs",
+        summary="What was measured and done from this home, newest first.",
+        action="mtpdeploy.actions.runs:runs",
+        text="mtpdeploy.report.runs:listed",
+        options=(
+            Option("kind", "Only this kind.", choices=("bench", "deploy", "campaign", "tune", "demo")),
+            OF_HOST,
+            Option("profile", "Only runs of this profile."),
+            OF_WORKLOAD,
+            Option("status", "Only this status.", choices=("running", "done", "failed", "interrupted", "unreadable")),
+            Option("limit", "At most this many.", type=int, default=20),
+        ),
+        examples=("mtpdeploy runs", "mtpdeploy runs --kind bench --profile mtp --json"),
+    ),
+    Verb(
+        name="runs.show",
+        summary="One run: its conditions, figures and files.",
+        action="mtpdeploy.actions.runs:show",
+        text="mtpdeploy.report.runs:shown",
+        arguments=(Argument("run", RUN),),
+        examples=("mtpdeploy runs show last", "mtpdeploy runs show 20261130-1015 --json"),
+    ),
+    Verb(
+        name="runs.report",
+        summary="One self-contained HTML page over one or more runs.",
+        action="mtpdeploy.actions.runs:report",
+        text="mtpdeploy.report.runs:written",
+        arguments=(Argument("run", RUN + " Several: a comparison of the first with the rest.", False, True),),
+        options=(Option("output", "File to write. Default: report.html in the last run's folder.", metavar="FILE"),),
+        examples=(
+            "mtpdeploy runs report last",
+            "mtpdeploy runs report 20261130-1015 20261130-1040 --output mtp.html",
+        ),
+    ),
+    Verb(
+        name="runs.export",
+        summary="The figures of runs for other tools, on stdout or in a file.",
+        action="mtpdeploy.actions.runs:export",
+        text="mtpdeploy.report.runs:exported",
+        arguments=(Argument("run", RUN, multiple=True),),
+        options=(
+            Option(
+                "format",
+                "md, csv and json: a line a point; bench-serving: the rows of sglang.bench_serving.",
+                default="json",
+                choices=("md", "csv", "json", "bench-serving"),
+            ),
+            Option("output", "File to write instead of stdout.", metavar="FILE"),
+        ),
+        examples=("mtpdeploy runs export last --format csv > points.csv",),
+    ),
+    Verb(
+        name="runs.delete",
+        summary="Deletes run folders by their full ids.",
+        action="mtpdeploy.actions.runs:delete",
+        text="mtpdeploy.report.runs:deleted",
+        arguments=(Argument("run", "Full run id.", multiple=True),),
+        examples=("mtpdeploy runs delete 20261130-101500-3fa9",),
+    ),
+)
+
+VERBS: tuple[Verb, ...] = (COMPARE, *RUNS)

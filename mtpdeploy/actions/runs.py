@@ -1,0 +1,189 @@
+"""`runs`: the list of what was done from this home, one run in full, its report, its numbers for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtpdeploy.errors import MtpError, UsageError
+from mtpdeploy.progress import Talk
+from mtpdeploy.store import Run, RunRow, Store
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """Newest first."""
+
+    rows: tuple[RunRow, ...]
+    folder: Path
+    filtered: bool
+
+    def as_json(self) -> dict[str, object]:
+        return {"runs": [row.as_json() for row in self.rows], "folder": str(self.folder)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunShown:
+    """A run with what its files say. `damaged` names files that could not be read, with the reason."""
+
+    run: Run
+    status: str
+    points: tuple[Mapping[str, object], ...]
+    not_like_for_like: tuple[str, ...]
+    damaged: Mapping[str, str]
+
+    @property
+    def simulated(self) -> bool:
+        return self.run.provenance.simulated is True or self.run.meta.get("simulated") is True
+
+    def as_json(self) -> dict[str, object]:
+        run = self.run
+        return {
+            "run_id": run.id,
+            "kind": run.kind,
+            "status": self.status,
+            "created_utc": run.created_utc,
+            "finished_utc": run.finished_utc,
+            "meta": run.meta,
+            "summary": run.summary,
+            "points": [dict(point) for point in self.points],
+            "files": {str(path.relative_to(run.path)): path.stat().st_size for path in run.files()},
+            "damaged": dict(self.damaged),
+            "path": str(run.path),
+            "simulated": self.simulated,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that was written for the user, or its content where it goes to stdout."""
+
+    path: Path | None
+    format: str
+    runs: tuple[str, ...]
+    content: str | None = None
+    size_bytes: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "path": str(self.path) if self.path else None,
+            "format": self.format,
+            "runs": list(self.runs),
+            "size_bytes": self.size_bytes,
+            **({"content": self.content} if self.content is not None else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Run folders that are gone."""
+
+    runs: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {"deleted": list(self.runs)}
+
+
+def runs(
+    *,
+    home: Path,
+    talk: Talk,
+    kind: str | None = None,
+    host: str | None = None,
+    profile: str | None = None,
+    workload: str | None = None,
+    status: str | None = None,
+    limit: int = 20,
+) -> RunList:
+    """What was done from this home."""
+    if limit < 1:
+        raise UsageError(f"--limit {limit}: should be 1 or more")
+    store = Store(home)
+    rows = store.runs(kind, host, profile, limit, workload=workload, status=status)
+    return RunList(rows, store.folder, any((kind, host, profile, workload, status)))
+
+
+def show(*, home: Path, talk: Talk, run: str) -> RunShown:
+    """One run: conditions, figures, files. A damaged file is named; the others are still shown."""
+    return shown(Store(home).run(run))
+
+
+def shown(run: Run) -> RunShown:
+    damaged: dict[str, str] = {}
+    points: list[Mapping[str, object]] = []
+    try:
+        held = run.read_json("points.json")
+        held = held.get("points") if isinstance(held, Mapping) else held
+        points = [point for point in held if isinstance(point, Mapping)] if isinstance(held, list) else []
+    except MtpError as exc:
+        damaged["points.json"] = exc.message
+    for path in run.files():
+        if path.suffix == ".json" and path.name not in ("run.json", "points.json"):
+            name = str(path.relative_to(run.path))
+            try:
+                run.read_json(name)
+            except MtpError as exc:
+                damaged[name] = exc.message
+    said = run.summary.get("not_like_for_like")
+    unlike = tuple(str(one) for one in said) if isinstance(said, list) else ()
+    return RunShown(run, run.status, tuple(points), unlike, damaged)
+
+
+def delete(*, home: Path, talk: Talk, run: Sequence[str]) -> Deleted:
+    """Deletes run folders. Only full ids: a prefix or `last` could hit another run than the one meant."""
+    store = Store(home)
+    found = [store.folder / name for name in run]
+    for name, path in zip(run, found, strict=True):
+        if not path.is_dir() or name not in {row.id for row in store.runs()}:
+            raise UsageError(
+                f"{name!r}: runs delete takes the full id of an existing run", next_commands=["mtpdeploy runs"]
+            )
+    return Deleted(tuple(store.remove(name).name for name in run))
+
+
+def export(*, home: Path, talk: Talk, run: Sequence[str], format: str = "json", output: str | None = None) -> Written:
+    """The figures of runs for other tools: md, csv, json, or the rows of sglang's bench_serving (bench-serving)."""
+    from mtpdeploy.report.export import FORMATS, exported
+
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: should be one of {', '.join(FORMATS)}")
+    store = Store(home)
+    found = [store.run(name, kind="bench" if name == "last" else None) for name in run]
+    content = exported([shown(one) for one in found], format)
+    names = tuple(one.id for one in found)
+    if output is None:
+        return Written(None, format, names, content, len(content.encode()))
+    return _written(Path(output), content, format, names)
+
+
+def report(*, home: Path, talk: Talk, run: Sequence[str] = (), output: str | None = None) -> Written:
+    """One self-contained HTML page over the runs: the comparison first where there are two sides.
+
+    Without `run`: the newest benchmark. `output` defaults to report.html in the last run's folder.
+    """
+    from mtpdeploy.report.html import page
+    from mtpdeploy.report.story import gathered
+
+    store = Store(home)
+    talk.stage("report", "reading the runs")
+    found = [store.run(name, kind="bench" if name == "last" else None) for name in (run or ("last",))]
+    story = gathered(store, found)
+    talk.stage("report", "drawing")
+    content = page(story)
+    target = Path(output) if output is not None else found[-1].file("report.html")
+    made = _written(target, content, "html", tuple(one.id for one in found))
+    talk.done("report", str(made.path))
+    return made
+
+
+def _written(path: Path, content: str, format: str, names: tuple[str, ...]) -> Written:
+    from mtpdeploy.store.files import write_atomically
+
+    try:
+        if path.is_dir():
+            raise UsageError(f"--output {path} is a folder; give a file name")
+        write_atomically(path, content.encode())
+    except OSError as exc:
+        raise UsageError(f"--output {path}: cannot be written ({exc.strerror or exc})") from exc
+    return Written(path.absolute(), format, names, None, len(content.encode()))

@@ -1,0 +1,552 @@
+"""One page that needs nothing but itself: no network, light and dark, narrow and printed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from mtpdeploy.analysis.compare import Comparison
+from mtpdeploy.analysis.frontier import Spot
+from mtpdeploy.analysis.samples import Pass
+from mtpdeploy.report import plots
+from mtpdeploy.report.figures import UNKNOWN, number, times, within
+from mtpdeploy.report.story import Side, Story
+from mtpdeploy.resources import environment
+
+VERDICT_CLASS = {"faster": "good", "slower": "bad", "can't tell": "unsure", "depends on the load": "unsure"}
+DECODE_PLOTS = (("gen_throughput", "tok/s, as the log says"), ("accept_len", "accept length"))
+MEMORY_PARTS = (
+    ("weights_gb", "weights"),
+    ("draft_weights_gb", "MTP weights"),
+    ("ssm_gb", "state slots"),
+    ("conv_gb", "conv state"),
+    ("intermediate_ssm_gb", "state in verification"),
+    ("intermediate_conv_gb", "conv state in verification"),
+    ("kv_gb", "KV cache"),
+    ("graph_reserve_gb", "CUDA graphs"),
+    ("headroom_gb", "left free"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as text. `numeric` counts the columns from the right that hold numbers."""
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: int = 0
+    classes: tuple[str, ...] = ()  # of the rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """`description` is what somebody reads who cannot see the drawing; the table below it holds the numbers."""
+
+    svg: Markup
+    caption: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with its drawings and tables."""
+
+    id: str
+    heading: str
+    text: tuple[str, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the reader came for. `unlike` stands above it."""
+
+    word: str
+    text: str
+    colour: str
+    unlike: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def page(story: Story) -> str:
+    """The finished HTML document. Every text of a run is escaped by the template; only our own drawings are not."""
+    sections = [
+        section
+        for section in (
+            _comparison(story),
+            _speed(story),
+            _latency(story),
+            _trade(story),
+            _acceptance(story),
+            _memory(story),
+            _launch(story),
+            _decode(story),
+            _arguments(story),
+            _points(story),
+            _provenance(story),
+            _files(story),
+        )
+        if section is not None
+    ]
+    template = environment().get_template("report/page.html.j2")
+    return template.render(
+        title=story.title,
+        simulated=story.simulated,
+        verdicts=_verdicts(story),
+        headline=_headline(story),
+        sections=sections,
+        damaged=story.damaged,
+        colours=list(enumerate(LIGHT)),
+        dark=list(enumerate(DARK)),
+    )
+
+
+# Okabe and Ito's colours, told apart with every common colour blindness; lightened on the dark page.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0579a", "#9a7d0a", "#3a8fc2", "#7f3b08", "#5b5b5b")
+DARK = ("#56b4e9", "#ff9d4d", "#2fd6a6", "#e39ccb", "#f0e442", "#9bd3f5", "#d8a071", "#bdbdbd")
+
+
+def _verdicts(story: Story) -> list[Verdict]:
+    return [
+        Verdict(
+            word=one.verdict,
+            text=one.verdict_text,
+            colour=VERDICT_CLASS[one.verdict],
+            unlike=tuple(difference.text for difference in one.likeness.differences),
+            notes=(f"Settings: {one.likeness.settings_text}.", *one.notes),
+        )
+        for one in story.comparisons
+    ]
+
+
+def _headline(story: Story) -> list[tuple[str, str, str]]:
+    """(what, number, unit) of the last side: a few figures to take away."""
+    side = story.sides[-1]
+    passes = [one for run in side.measurements for one in run.passes if one.valid]
+    tiles = []
+    for loads, what in ((min, "one user" if _lowest(passes) == 1 else "fewest users"), (max, "most users")):
+        closed = [one for one in passes if one.load.concurrency is not None]
+        if not closed:
+            continue
+        chosen = loads(one.load.concurrency or 0 for one in closed)
+        speeds = [value for one in closed if one.load.concurrency == chosen and (value := one.number("output_tok_s"))]
+        if speeds and (what != "most users" or chosen != _lowest(passes)):
+            label = f"{side.label}, {what}" if what == "one user" else f"{side.label} at concurrency {chosen}"
+            tiles.append((label, number(statistics.geometric_mean(speeds)), "tok/s"))
+    lengths = [value for one in passes if (value := one.number("accept_length")) is not None]
+    if lengths:
+        tiles.append(("accept length", f"{statistics.fmean(lengths):.2f}", "tokens a step"))
+    return tiles
+
+
+def _lowest(passes: Sequence[Pass]) -> int | None:
+    known = [one.load.concurrency for one in passes if one.load.concurrency is not None]
+    return min(known) if known else None
+
+
+# -- sections
+
+
+def _comparison(story: Story) -> Section | None:
+    if not story.comparisons:
+        return None
+    tables = []
+    for one in story.comparisons:
+        rows, classes = [], []
+        for at in one.loads:
+            batch, request = at.batch, at.request
+            rows.append(
+                (
+                    str(at.load),
+                    f"{at.verdict}: {at.why}",
+                    at.basis,
+                    number(at.a_tok_s),
+                    number(at.b_tok_s),
+                    times(batch.value, batch.low, batch.high) if batch else UNKNOWN,
+                    times(request.value, request.low, request.high) if request else UNKNOWN,
+                    f"{number(at.a_ttft_ms)} → {number(at.b_ttft_ms)}",
+                    f"{number(at.a_tpot_ms)} → {number(at.b_tpot_ms)}",
+                )
+            )
+            classes.append(VERDICT_CLASS[at.verdict])
+        heads = (
+            "load", "verdict", "rests on", f"{one.a}, tok/s", f"{one.b}, tok/s", "all requests, times (95 %)",
+            "one request, times (95 %)", "TTFT p50, ms", "TPOT p50, ms",
+        )  # fmt: skip
+        tables.append(Table(f"{one.b} against {one.a}", heads, tuple(rows), 6, tuple(classes)))
+    text = [line for one in story.comparisons for line in _covariate(one)]
+    return Section("comparison", "Comparison", tuple(text), (), tuple(tables))
+
+
+def _covariate(one: Comparison) -> list[str]:
+    said = []
+    for at in one.loads:
+        part = at.acceptance
+        if part is None:
+            continue
+        line = (
+            f"{at.load}: {part.tokens_a_step:.2f} times the tokens a step "
+            f"(accept length {part.a:.2f} to {part.b:.2f}), {part.step_time:.2f} times the time a step"
+        )
+        if part.break_even is not None:
+            line += f"; it breaks even at accept length {part.break_even:.2f}"
+        if part.at_equal_acceptance is not None:
+            line += f"; at equal acceptance one request would be {part.at_equal_acceptance:.2f} times as fast"
+        said.append(line + ".")
+    if one.agreement:
+        agree = one.agreement
+        said.append(
+            f"Greedy answers: {agree.identical} of {agree.prompts} identical; "
+            f"median of the first agreeing {agree.unit}: {number(agree.median_first_tokens)}."
+        )
+    return said
+
+
+def _closed(story: Story) -> dict[str, list[Spot]]:
+    spots = story.frontier.spots if story.frontier else ()
+    found: dict[str, list[Spot]] = {side.label: [] for side in story.sides}
+    for spot in spots:
+        if spot.load.concurrency is not None:
+            found[spot.profile].append(spot)
+    return {label: spots for label, spots in found.items() if spots}
+
+
+def _speed(story: Story) -> Section | None:
+    closed = _closed(story)
+    if not closed:
+        return None
+    drawn = []
+    for name, caption, y, pick in (
+        ("total", "All requests together", "output tok/s per GPU", "gpu_tok_s"),
+        ("user", "What one user sees", "decode tok/s of a request", "user_tok_s"),
+    ):
+        series = []
+        for label, spots in closed.items():
+            figures = [getattr(spot, pick) for spot in spots]
+            series.append(
+                plots.Series(
+                    label,
+                    tuple(float(spot.load.concurrency or 0) for spot in spots),
+                    tuple(figure.value for figure in figures),
+                    tuple(figure.low for figure in figures),
+                    tuple(figure.high for figure in figures),
+                )
+            )
+        svg = plots.lines(name, series, x="concurrency", y=y, log_x=True)
+        drawn.append(
+            Plot(Markup(svg), caption, f"{y} over concurrency, with 95 % bands; the numbers are in the tables.")
+        )
+    return Section("speed", "Speed over concurrency", (), tuple(drawn))
+
+
+def _latency(story: Story) -> Section | None:
+    drawn = []
+    for key, caption in (
+        ("ttft_ms", "Time to first token"),
+        ("tpot_ms", "Time per output token"),
+        ("stall_ms", "Longest pause"),
+    ):
+        series = []
+        for side in story.sides:
+            for share in ("p50", "p90"):
+                held = _by_concurrency(side, key, share)
+                if held:
+                    series.append(plots.Series(f"{side.label} {share}", tuple(held), tuple(held.values())))
+        if series:
+            svg = plots.lines(key, series, x="concurrency", y="ms", log_x=True)
+            drawn.append(Plot(Markup(svg), caption, f"{caption} in milliseconds over concurrency, p50 and p90."))
+    return Section("latency", "Latency", (), tuple(drawn)) if drawn else None
+
+
+def _by_concurrency(side: Side, *path: str) -> dict[float, float]:
+    """Median over repeats."""
+    found: dict[float, list[float]] = {}
+    for run in side.measurements:
+        for one in run.passes:
+            value = one.number(*path)
+            if one.load.concurrency is not None and one.valid and value is not None:
+                found.setdefault(float(one.load.concurrency), []).append(value)
+    return {at: statistics.median(values) for at, values in sorted(found.items())}
+
+
+def _trade(story: Story) -> Section | None:
+    closed = _closed(story)
+    if story.frontier is None or sum(len(spots) for spots in closed.values()) < 2:
+        return None
+    series = [
+        plots.Series(
+            label, tuple(spot.user_tok_s.value for spot in spots), tuple(spot.gpu_tok_s.value for spot in spots)
+        )
+        for label, spots in closed.items()
+    ]
+    names = [[str(spot.load.concurrency) for spot in spots] for spots in closed.values()]
+    svg = plots.cloud("trade", series, names, x="tok/s for one user", y="output tok/s per GPU")
+    front = ", ".join(f"{spot.profile} at {spot.load}" for spot in story.frontier.spots if spot.front)
+    text = (
+        f"Nothing measured is better in both than: {front}.",
+        *(one.text + "." for one in story.frontier.crossovers),
+    )
+    described = "Speed for one user against speed of the GPU; each point is a load, with its concurrency beside it."
+    return Section("trade", "What is traded", text, (Plot(Markup(svg), "Up and right is better", described),))
+
+
+def _acceptance(story: Story) -> Section | None:
+    drawn = []
+    for key, caption, y in (
+        ("acceptance_by_position", "By draft position", "share of drafts accepted"),
+        ("acceptance_by_class", "By class of prompt", "accept length"),
+    ):
+        series: list[plots.Series] = []
+        groups: list[str] = []
+        for side in story.sides:
+            held = _last_figure(side, key)
+            values = (
+                {f"position {number + 1}": value for number, value in enumerate(held)}
+                if isinstance(held, list)
+                else held
+            )
+            if not isinstance(values, Mapping) or not values:
+                continue
+            shown = {str(name): value for name, value in values.items() if isinstance(value, (int, float))}
+            groups += [name for name in shown if name not in groups]
+            at = tuple(float(groups.index(name)) for name in shown)
+            series.append(plots.Series(side.label, at, tuple(float(value) for value in shown.values())))
+        if series:
+            svg = plots.columns(key, groups, series, y=y)
+            told = "; ".join(
+                f"{one.label}: "
+                + ", ".join(f"{groups[int(at)]} {number(value)}" for at, value in zip(one.x, one.y, strict=True))
+                for one in series
+            )
+            drawn.append(Plot(Markup(svg), caption, told))
+    return Section("acceptance", "Acceptance of drafts", (), tuple(drawn)) if drawn else None
+
+
+def _last_figure(side: Side, key: str) -> object:
+    for run in reversed(side.measurements):
+        for one in reversed(run.passes):
+            if one.figures.get(key):
+                return one.figures[key]
+    return None
+
+
+def _memory(story: Story) -> Section | None:
+    bars, tables, text = [], [], []
+    for side in story.sides:
+        if not side.memory:
+            continue
+        planned, actual = _planned(side.memory), _actual(side.log)
+        bars.append(plots.Bar(f"{side.label}, planned", tuple(planned.items())))
+        if actual:
+            bars.append(plots.Bar(f"{side.label}, actual", tuple(actual.items())))
+        names = [name for _, name in MEMORY_PARTS if name in planned or name in actual]
+        rows = [(name, number(planned.get(name)), number(actual.get(name))) for name in names]
+        for key, name in (
+            ("slots", "state slots"),
+            ("slots_per_request", "slots per request"),
+            ("max_running_requests", "running requests"),
+            ("kv_tokens", "KV tokens"),
+        ):
+            rows.append((name, number(side.memory.get(key)), number(_actual_count(side.log, key))))
+        tables.append(Table(f"{side.label}: GiB, then counts", ("part", "planned", "actual"), tuple(rows), 2))
+        if side.memory.get("bound_by"):
+            text.append(
+                f"{side.label}: {number(side.memory.get('max_running_requests'))} running requests, "
+                f"bound by {side.memory['bound_by']}."
+            )
+    if not bars:
+        return None
+    svg = plots.stacked("memory", bars, x="GiB")
+    described = "GPU memory by use, planned and as the log reports it; the numbers are in the table."
+    return Section("memory", "Memory", tuple(text), (Plot(Markup(svg), "GPU memory", described),), tuple(tables))
+
+
+def _planned(memory: Mapping[str, object]) -> dict[str, float]:
+    held = dict(memory)
+    tokens, each = held.get("kv_tokens"), held.get("kv_bytes_per_token")
+    if isinstance(tokens, (int, float)) and isinstance(each, (int, float)):
+        held["kv_gb"] = tokens * each / 2**30
+    return _positive({name: held.get(key) for key, name in MEMORY_PARTS})
+
+
+def _actual(log: Mapping[str, object]) -> dict[str, float]:
+    kv = [within(log, "kv_cache", "k_gb"), within(log, "kv_cache", "v_gb")]
+    halves = [value for value in kv if isinstance(value, (int, float))]
+    return _positive(
+        {
+            "weights": within(log, "weights", "mem_gb"),
+            "MTP weights": within(log, "draft", "mem_gb"),
+            "state slots": within(log, "mamba_cache", "ssm_gb"),
+            "conv state": within(log, "mamba_cache", "conv_gb"),
+            "state in verification": within(log, "mamba_cache", "intermediate_gb"),
+            "conv state in verification": within(log, "mamba_cache", "intermediate_conv_gb"),
+            "KV cache": sum(halves) if len(halves) == 2 else within(log, "kv_cache", "size_gb"),
+            "CUDA graphs": within(log, "graph", "mem_gb"),
+            "left free": log.get("available_gpu_mem_gb"),
+        }
+    )
+
+
+def _actual_count(log: Mapping[str, object], key: str) -> object:
+    return {
+        "slots": within(log, "mamba_cache", "slots"),
+        "slots_per_request": log.get("slots_per_request"),
+        "max_running_requests": log.get("max_running_requests"),
+        "kv_tokens": log.get("max_total_num_tokens"),
+    }[key]
+
+
+def _positive(parts: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(size) for name, size in parts.items() if isinstance(size, (int, float)) and size > 0}
+
+
+def _launch(story: Story) -> Section | None:
+    """Phases of the start as a timeline, from `timeline` ([{phase, seconds}…]) of the log summary."""
+    bars = []
+    for side in story.sides:
+        phases = side.log.get("timeline")
+        if not isinstance(phases, list):
+            continue
+        parts = [
+            (str(phase.get("phase")), float(phase["seconds"]))
+            for phase in phases
+            if isinstance(phase, Mapping) and isinstance(phase.get("seconds"), (int, float)) and phase["seconds"] > 0
+        ]
+        if parts:
+            bars.append(plots.Bar(side.label, tuple(parts)))
+    if not bars:
+        return None
+    rows = tuple((bar.label, part, number(seconds)) for bar in bars for part, seconds in bar.parts)
+    svg = plots.stacked("launch", bars, x="seconds since the start")
+    drawing = Plot(
+        Markup(svg), "From start to ready", "Seconds in each phase of the start; the numbers are in the table."
+    )
+    return Section("launch", "Start-up", (), (drawing,), (Table("Phases", ("profile", "phase", "s"), rows, 1),))
+
+
+def _decode(story: Story) -> Section | None:
+    """The decode batches of the log over time, where the log summary keeps them as `decode_series`."""
+    drawn = []
+    for key, y in DECODE_PLOTS:
+        series = []
+        for side in story.sides:
+            held = side.log.get("decode_series")
+            rows = [row for row in held if isinstance(row, Mapping)] if isinstance(held, list) else []
+            told = [
+                (float(row["at_s"]), float(row[key]))
+                for row in rows
+                if isinstance(row.get("at_s"), (int, float)) and isinstance(row.get(key), (int, float))
+            ]
+            if len(told) > 1:
+                series.append(plots.Series(side.label, *zip(*told, strict=True)))
+        if series:
+            svg = plots.lines(f"decode-{key}", series, x="seconds", y=y)
+            drawn.append(Plot(Markup(svg), y, f"{y} of the decode batches over time."))
+    return Section("decode", "Decode batches", (), tuple(drawn)) if drawn else None
+
+
+def _arguments(story: Story) -> Section | None:
+    tables = []
+    for side in story.sides:
+        rows, classes = [], []
+        listed = side.verified.get("arguments")
+        for one in listed if isinstance(listed, list) else ():
+            if not isinstance(one, Mapping):
+                continue
+            status = str(one.get("status", ""))
+            rows.append(
+                (
+                    str(one.get("name")),
+                    _value(one.get("requested")),
+                    _value(one.get("effective")),
+                    status,
+                    str(one.get("rule") or ""),
+                )
+            )
+            classes.append("" if one.get("requested") == one.get("effective") else "unsure")
+        if rows:
+            caption = f"{side.label}: {side.verified.get('verdict', '')}"
+            heads = ("argument", "requested", "effective", "status", "why")
+            tables.append(Table(caption, heads, tuple(rows), 0, tuple(classes)))
+    return Section("arguments", "Requested and effective arguments", (), (), tuple(tables), True) if tables else None
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _points(story: Story) -> Section:
+    tables = []
+    heads = (
+        "load", "repeat", "done", "tok/s", "of a request p50", "TTFT p50 / p90 / p99, ms", "TPOT p50 / p90 / p99, ms",
+        "longest pause p90, ms", "accept length", "remarks",
+    )  # fmt: skip
+    for side in story.sides:
+        rows, classes = [], []
+        for run in side.measurements:
+            for one in run.passes:
+                remarks = [*one.invalid_because, *(str(mark) for mark in _list(one.figures.get("marks")))]
+                rows.append(
+                    (
+                        str(one.load),
+                        number(one.figures.get("repeat")),
+                        f"{number(one.figures.get('completed'))}/{number(one.figures.get('requests'))}",
+                        number(one.number("output_tok_s")),
+                        number(one.number("request_tok_s", "p50")),
+                        _three(one, "ttft_ms"),
+                        _three(one, "tpot_ms"),
+                        number(one.number("stall_ms", "p90")),
+                        number(one.number("accept_length")),
+                        "; ".join(remarks),
+                    )
+                )
+                classes.append("" if one.valid else "bad")
+        runs = ", ".join(run.run_id for run in side.measurements)
+        tables.append(Table(f"{side.label} ({runs})", heads, tuple(rows), 0, tuple(classes)))
+    return Section("points", "All points", (), (), tuple(tables))
+
+
+def _three(one: Pass, key: str) -> str:
+    return " / ".join(number(one.number(key, share)) for share in ("p50", "p90", "p99"))
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _provenance(story: Story) -> Section:
+    said = [(side.label, side.measurements[-1].provenance.as_json()) for side in story.sides]
+    skipped = {"args", "env", "capacity"}
+    rows = []
+    for key in said[0][1]:
+        values = [document[key] for _, document in said]
+        if key not in skipped and any(value not in (None, [], (), {}) for value in values):
+            rows.append((key.replace("_", " "), *(_value(value) for value in values)))
+    for group in ("args", "env", "capacity"):
+        names = sorted({name for _, document in said for name in _mapping(document[group])})
+        rows += [
+            (f"{group}.{name}", *(_value(_mapping(document[group]).get(name)) for _, document in said))
+            for name in names
+        ]
+    heads = ("condition", *(label for label, _ in said))
+    return Section("conditions", "Conditions", (), (), (Table("As recorded with the runs", heads, tuple(rows)),), True)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _files(story: Story) -> Section:
+    rows = tuple(
+        (run.id, str(path.relative_to(run.path)), str(path.stat().st_size))
+        for run in story.runs
+        for path in run.files()
+    )
+    text = tuple(f"{run.id}: {run.path}" for run in story.runs)
+    return Section("files", "Raw data", text, (), (Table("Files", ("run", "file", "bytes"), rows, 1),), True)
