@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from mtpdeploy.analysis.provenance import Provenance
 
+# No figure of a point is negative or as large as this; one that is comes from a damaged file and counts as unknown.
+IMPLAUSIBLE = 1e12
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -70,7 +73,9 @@ class Pass:
         value: object = self.figures
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if 0 <= value < IMPLAUSIBLE else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def _headline(story: Story) -> list[tuple[str, str, str]]:
         speeds = [value for one in closed if one.load.concurrency == chosen and (value := one.number("output_tok_s"))]
         if speeds and (what != "most users" or chosen != _lowest(passes)):
             label = f"{side.label}, {what}" if what == "one user" else f"{side.label} at concurrency {chosen}"
-            tiles.append((label, number(statistics.geometric_mean(speeds)), "tok/s"))
+            tiles.append((label, number(statistics.median(speeds)), "tok/s"))
     lengths = [value for one in passes if (value := one.number("accept_length")) is not None]
     if lengths:
         tiles.append(("accept length", f"{statistics.fmean(lengths):.2f}", "tokens a step"))
@@ -164,22 +164,22 @@ def _comparison(story: Story) -> Section | None:
             rows.append(
                 (
                     str(at.load),
-                    f"{at.verdict}: {at.why}",
-                    at.basis,
+                    at.verdict,
                     number(at.a_tok_s),
                     number(at.b_tok_s),
                     times(batch.value, batch.low, batch.high) if batch else UNKNOWN,
                     times(request.value, request.low, request.high) if request else UNKNOWN,
                     f"{number(at.a_ttft_ms)} → {number(at.b_ttft_ms)}",
                     f"{number(at.a_tpot_ms)} → {number(at.b_tpot_ms)}",
+                    f"{at.basis}; {at.why}",
                 )
             )
             classes.append(VERDICT_CLASS[at.verdict])
         heads = (
-            "load", "verdict", "rests on", f"{one.a}, tok/s", f"{one.b}, tok/s", "all requests, times (95 %)",
-            "one request, times (95 %)", "TTFT p50, ms", "TPOT p50, ms",
+            "load", "verdict", f"{one.a}, tok/s", f"{one.b}, tok/s", "all requests, times (95 %)",
+            "one request, times (95 %)", "TTFT p50, ms", "TPOT p50, ms", "rests on",
         )  # fmt: skip
-        tables.append(Table(f"{one.b} against {one.a}", heads, tuple(rows), 6, tuple(classes)))
+        tables.append(Table(f"{one.b} against {one.a}", heads, tuple(rows), 0, tuple(classes)))
     text = [line for one in story.comparisons for line in _covariate(one)]
     return Section("comparison", "Comparison", tuple(text), (), tuple(tables))
 
@@ -253,11 +253,12 @@ def _latency(story: Story) -> Section | None:
         ("stall_ms", "Longest pause"),
     ):
         series = []
-        for side in story.sides:
-            for share in ("p50", "p90"):
+        for colour, side in enumerate(story.sides):
+            for dash, share in enumerate(("p50", "p90")):
                 held = _by_concurrency(side, key, share)
                 if held:
-                    series.append(plots.Series(f"{side.label} {share}", tuple(held), tuple(held.values())))
+                    at, values = tuple(held), tuple(held.values())
+                    series.append(plots.Series(f"{side.label} {share}", at, values, colour=colour, dash=dash))
         if series:
             svg = plots.lines(key, series, x="concurrency", y="ms", log_x=True)
             drawn.append(Plot(Markup(svg), caption, f"{caption} in milliseconds over concurrency, p50 and p90."))
@@ -444,7 +445,7 @@ def _decode(story: Story) -> Section | None:
                 if isinstance(row.get("at_s"), (int, float)) and isinstance(row.get(key), (int, float))
             ]
             if len(told) > 1:
-                series.append(plots.Series(side.label, *zip(*told, strict=True)))
+                series.append(plots.Series(side.label, tuple(at for at, _ in told), tuple(value for _, value in told)))
         if series:
             svg = plots.lines(f"decode-{key}", series, x="seconds", y=y)
             drawn.append(Plot(Markup(svg), y, f"{y} of the decode batches over time."))

@@ -33,6 +33,8 @@ class Series:
     y: tuple[float, ...]
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
+    colour: int | None = None  # None: its place in the list
+    dash: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,10 @@ def lines(
 
     def draw(axes: Axes) -> None:
         for index, one in enumerate(series[: len(SERIES)]):
-            colour = SERIES[index]
+            colour = SERIES[index if one.colour is None else one.colour % len(SERIES)]
+            dash = DASHES[index if one.dash is None else one.dash % len(DASHES)]
             axes.plot(
-                one.x, one.y, color=colour, marker=MARKERS[index], linestyle=DASHES[index], label=_safe(one.label),
+                one.x, one.y, color=colour, marker=MARKERS[index], linestyle=dash, label=_safe(one.label),
                 markersize=5, linewidth=1.8,
             )  # fmt: skip
             band = [
@@ -130,11 +133,11 @@ def stacked(name: str, bars: Sequence[Bar], *, x: str) -> str:
         axes.invert_yaxis()
         axes.set_xlabel(x)
         axes.legend(
-            frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, max(1, len(names))),
+            frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(3, max(1, len(names))),
             fontsize=8,
         )  # fmt: skip
 
-    return _svg(name, draw, height=1.6 + 0.45 * len(bars))
+    return _svg(name, draw, height=2.1 + 0.45 * len(bars))
 
 
 def columns(name: str, groups: Sequence[str], series: Sequence[Series], *, y: str) -> str:
@@ -156,7 +159,7 @@ def columns(name: str, groups: Sequence[str], series: Sequence[Series], *, y: st
 def _safe(text: str) -> str:
     """Names come from outside: no line breaks, a bounded length."""
     plain = "".join(char if char.isprintable() else " " for char in text)
-    return plain if len(plain) <= 60 else plain[:59] + "…"
+    return plain if len(plain) <= 40 else plain[:39] + "…"
 
 
 def _svg(name: str, draw: Callable[[Axes], None], *, width: float = 6.4, height: float = 3.4) -> str:

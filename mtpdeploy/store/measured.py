@@ -85,9 +85,10 @@ def _provenance(run: Run, arm: str | None) -> Provenance:
 
 def _load(point: Mapping[str, Any]) -> Load:
     concurrency, rate = point.get("concurrency"), point.get("rate")
-    if isinstance(rate, (int, float)) and not isinstance(rate, bool):
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
         return Load(rate=float(rate))
-    return Load(concurrency=concurrency if isinstance(concurrency, int) and not isinstance(concurrency, bool) else None)
+    known = isinstance(concurrency, int) and not isinstance(concurrency, bool) and 0 < concurrency < 1e6
+    return Load(concurrency=concurrency if known else None)
 
 
 def _samples(run: Run) -> dict[int, list[Sample]]:
