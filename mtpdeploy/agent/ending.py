@@ -91,7 +91,7 @@ def stop(
 
 def _record_request(release: Release, stream: Stream, client: str, why: str) -> None:
     """The record comes before the signal: whatever ends from now on, ended because it was asked to."""
-    record = {"asked_utc": utc_now(), "by": client, "why": why, "done_utc": None, "left": []}
+    record: dict[str, Any] = {"asked_utc": utc_now(), "by": client, "why": why, "done_utc": None, "left": []}
     try:
         release.update(lambda state: state.update(stop=record, restarting=None))
         journal.write(release.service, "stop", client, launch_id=release.launch_id, why=why)

@@ -55,7 +55,7 @@ def status(
     kind = (state.get("supervisor") or {}).get("kind")
     boot = release.last_boot()
     started = int(state.get("asked_from", 1))
-    result.update(
+    known = StatusResult(
         launch_id=release.launch_id,
         profile=asked["profile"],
         sglang_version=asked.get("sglang_version"),
@@ -74,6 +74,7 @@ def status(
         health={},
         server_info=None,
     )
+    result.update(known)
     main = release.main()
     result["main_pid"] = main.pid if main else None
     result["proof"], result["identity"] = prove(release, owner, main)
@@ -91,7 +92,10 @@ def status(
 def _nothing(result: StatusResult, port: int | None, host: str | None) -> StatusResult:
     """Nothing is deployed; something else may still answer on the port."""
     owner = ports.owner(port, host or "127.0.0.1") if port else None
-    result.update(word="not deployed", why="", launch_id=None, port_owner=owner, identity="nobody", release=None)
+    nothing = StatusResult(
+        word="not deployed", why="", launch_id=None, port_owner=owner, identity="nobody", release=None
+    )
+    result.update(nothing)
     if owner is not None:
         result["identity"] = "unseen" if owner["pid"] is None else "foreign"
         result["why"] = f"but {ports.describe(owner)}"

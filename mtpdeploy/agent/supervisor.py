@@ -394,10 +394,8 @@ def unit_state(release: Release, kind: str | None) -> dict[str, str]:
         "LoadState,ActiveState,SubState,Result,NRestarts,MainPID,ExecMainCode,ExecMainStatus,InvocationID,UnitFileState"
     )
     words = ["show", unit_name(release.service.name), f"--property={names}"]
-    if kind == "systemd":
-        done = run(["systemctl", *words], timeout_s=10)
-    else:
-        done = run(["systemctl", "--user", *words], env=_user_env(), timeout_s=10)
+    manager, env = (["--user"], _user_env()) if kind == "systemd-user" else ([], None)
+    done = run(["systemctl", *manager, *words], env=env, timeout_s=10)
     pairs = (line.partition("=") for line in done.out.splitlines() if "=" in line)
     return {name: value for name, _, value in pairs}
 
