@@ -30,13 +30,20 @@ _PATTERNS = (
     # --api-key VALUE   --api-key=VALUE
     re.compile(rf"""(--(?:{_NAMES})(?:[ =]|["'],\s*["']))["']?[^\s"',\])}}]+["']?""", re.I),
     # NAME_TOKEN=VALUE in an environment or a shell line
-    re.compile(r"""(\b[A-Z][A-Z0-9_]*(?:_TOKEN|_API_KEY|_SECRET|_PASSWORD|_SECRET_KEY|_ACCESS_KEY)\s*=\s*)["']?[^\s"',)]+["']?"""),
+    re.compile(
+        r"""(\b[A-Z][A-Z0-9_]*(?:_TOKEN|_API_KEY|_SECRET|_PASSWORD|_SECRET_KEY|_ACCESS_KEY)\s*=\s*)["']?[^\s"',)]+["']?"""
+    ),
     # api_key=VALUE without quotes (not None, not a call)
     re.compile(rf"""(\b(?:{_NAMES})\s*=\s*)(?!None\b|\*\*\*|["'\\])[^\s"',)\]}}]+""", re.I),
-    re.compile(r"((?:Authorization|X-API-Key)[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token)\s+)?)(?!Bearer|Basic|Token)[^\s\"',}]+", re.I),
+    re.compile(
+        r"((?:Authorization|X-API-Key)[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token)\s+)?)(?!Bearer|Basic|Token)[^\s\"',}]+",
+        re.I,
+    ),
     re.compile(r"(\bBearer\s+)[A-Za-z0-9._~+/=-]{6,}", re.I),
     re.compile(r"(://[^/\s:@'\"]{1,64}:)[^/\s@'\"]{1,256}(?=@)"),
-    re.compile(r"()\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{12,}|nvapi-[A-Za-z0-9_-]{8,})"),
+    re.compile(
+        r"()\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{12,}|nvapi-[A-Za-z0-9_-]{8,})"
+    ),
 )
 # One cheap look decides whether the patterns need to run at all.
 _MAY_HOLD = re.compile(r"key|token|secret|passw|passphrase|bearer|authoriz|://|hf_|sk-|gh[pousr]_|AKIA", re.IGNORECASE)

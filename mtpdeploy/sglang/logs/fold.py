@@ -7,8 +7,9 @@ end (verdict.py), because only what follows tells whether a traceback was harmle
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mtpdeploy.sglang.logs import events as ev
 from mtpdeploy.sglang.logs.parser import Parser
@@ -19,7 +20,15 @@ from mtpdeploy.sglang.logs.verdict import Trouble, decide
 _DRAFT_TYPE = re.compile(r"MTP|NextN|Eagle|EAGLE|DFlash|DSpark|Draft|Medusa|Assistant")
 _RANK_NUMBERS = re.compile(r"\d+")
 _HEALTH = ("/health", "/ready", "/metrics", "/ping")
-_GENERATION = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/generate", "/api/chat")
+_GENERATION = (
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/generate",
+    "/api/chat",
+)
 _INDEX = {phase: i for i, phase in enumerate(LAUNCH)}
 _MAX_LISTED = 20
 
@@ -76,7 +85,9 @@ class Boot:
     simulated: bool | None = None
     args: dict[str, object] | None = None
     furthest: int = -1  # index into LAUNCH
-    current: Phase | None = None  # what was going on last; a draft's weights come after the target's graphs up to 0.5.13
+    current: Phase | None = (
+        None  # what was going on last; a draft's weights come after the target's graphs up to 0.5.13
+    )
     ready_lines: int = 0
     served: bool = False  # traffic that only a ready server has
     posts: int = 0
@@ -198,7 +209,11 @@ class Fold:
         bar = boot.bar
         if phase == "weights":
             if bar is not None and bar.what in ("weights", "download"):
-                return Progress(phase, f"{'downloading' if bar.what == 'download' else 'loading'} weights {bar.done}/{bar.total}", _part(bar))
+                return Progress(
+                    phase,
+                    f"{'downloading' if bar.what == 'download' else 'loading'} weights {bar.done}/{bar.total}",
+                    _part(bar),
+                )
             return Progress(phase, "loading weights")
         if phase == "graphs":
             kind = next((r.capturing for r in boot.ranks.values() if r.capturing is not None), None)
@@ -320,7 +335,14 @@ def _weights_end(boot: Boot, e: ev.WeightsEnd) -> None:
     if not loads or loads[-1].ended:
         loads.append(_Load())
     load = loads[-1]
-    load.type, load.quant, load.mem_gb, load.avail_gb, load.elapsed_s, load.ended = e.type, e.quant, e.mem_gb, e.avail_gb, e.elapsed_s, True
+    load.type, load.quant, load.mem_gb, load.avail_gb, load.elapsed_s, load.ended = (
+        e.type,
+        e.quant,
+        e.mem_gb,
+        e.avail_gb,
+        e.elapsed_s,
+        True,
+    )
     boot.advance("weights")
 
 
@@ -473,7 +495,9 @@ def _note(boot: Boot, e: ev.Note) -> None:
     # Without a request log's quoting nobody but SGLang prints this prefix; a few words are only its own.
     if "simulated" in e.text and boot.simulated is None and "SGLang" in e.text:
         boot.simulated = True
-    if e.text.startswith(("Registering ", "Capture cuda graph bs", "Using KV cache dtype", "Automatically reduce --mem-fraction-static")):
+    if e.text.startswith(
+        ("Registering ", "Capture cuda graph bs", "Using KV cache dtype", "Automatically reduce --mem-fraction-static")
+    ):
         boot.sglang = True
     if "is larger than the profiled value" in e.text:
         boot.sglang = True
@@ -490,9 +514,14 @@ def _foreign(boot: Boot, e: ev.Foreign) -> None:
 
 def _trouble(boot: Boot, e: ev.Event) -> None:
     boot.trouble.add(e, boot.current or boot.phase, _during(boot, e.rank))
-    if isinstance(e, (ev.StopAsked, ev.HealthCheckFailed)) or (isinstance(e, ev.Consequence) and e.dead and e.text not in ("Killed", "Aborted")):
+    if isinstance(e, (ev.StopAsked, ev.HealthCheckFailed)) or (
+        isinstance(e, ev.Consequence) and e.dead and e.text not in ("Killed", "Aborted")
+    ):
         boot.sglang = True
-    if isinstance(e, ev.Traceback) and (e.owner in ("Scheduler", "warmup", "DetokenizerManager", "TokenizerManager", "DataParallelController") or any("sglang" in f for f in e.frames)):
+    if isinstance(e, ev.Traceback) and (
+        e.owner in ("Scheduler", "warmup", "DetokenizerManager", "TokenizerManager", "DataParallelController")
+        or any("sglang" in f for f in e.frames)
+    ):
         boot.sglang = True
     if isinstance(e, ev.Sign) and e.cause in ("bad_arguments", "not_installed", "watchdog_hang"):
         boot.sglang = True
@@ -503,7 +532,7 @@ def _during(boot: Boot, name: str | None) -> str | None:
     return rank.capturing if rank is not None else None
 
 
-_HANDLERS = {
+_HANDLERS: dict[type[ev.Event], Callable[[Boot, Any], None]] = {
     ev.LaunchHeader: _header,
     ev.Preamble: _preamble,
     ev.ServerArgsLine: _args,
@@ -591,7 +620,9 @@ def _loads(rank: _Rank, speculative: bool) -> tuple[_Load | None, _Load | None]:
     draft = next((load for load in rank.loads if load.is_draft), None)
     if draft is None and target is not None:
         later = rank.loads[rank.loads.index(target) + 1 :]
-        draft = next((load for load in later if speculative or (load.type is not None and load.type != target.type)), None)
+        draft = next(
+            (load for load in later if speculative or (load.type is not None and load.type != target.type)), None
+        )
     if draft is not None and target is not None and rank.loads.index(draft) < rank.loads.index(target):
         target = next((load for load in rank.loads if load is not draft and not load.is_draft and load.ended), None)
     return target, draft
@@ -600,7 +631,11 @@ def _loads(rank: _Rank, speculative: bool) -> tuple[_Load | None, _Load | None]:
 def _elapsed(out: dict[str, object], ordered: list[tuple[str | None, _Rank]], speculative: bool) -> None:
     """The slowest rank's load time, where ranks differ."""
     for key, index in (("weights", 0), ("draft", 1)):
-        times = [load.elapsed_s for _, r in ordered if (load := _loads(r, speculative)[index]) is not None and load.elapsed_s is not None]
+        times = [
+            load.elapsed_s
+            for _, r in ordered
+            if (load := _loads(r, speculative)[index]) is not None and load.elapsed_s is not None
+        ]
         values = out.get(key)
         if isinstance(values, dict) and len(set(times)) > 1:
             values["elapsed_max_s"] = max(times)
@@ -649,10 +684,18 @@ def _pool_values(pool: _Pool, rank: _Rank) -> dict[str, object]:
     full, window, _ = _split(pool)
     swa: dict[str, object] | None = None
     if window is not None or pool.swa is not None:
-        swa = _kv_values(window) if window is not None else {"tokens": pool.swa.swa_tokens if pool.swa else None, "k_gb": None, "v_gb": None}
+        swa = (
+            _kv_values(window)
+            if window is not None
+            else {"tokens": pool.swa.swa_tokens if pool.swa else None, "k_gb": None, "v_gb": None}
+        )
         if pool.swa is not None and pool.swa.total_gb is not None:
             swa["total_gb"] = pool.swa.total_gb
-    return {"kv_cache": _kv_values(full) if full is not None else None, "swa_cache": swa, "pool_end_avail_gb": pool.end_avail_gb}
+    return {
+        "kv_cache": _kv_values(full) if full is not None else None,
+        "swa_cache": swa,
+        "pool_end_avail_gb": pool.end_avail_gb,
+    }
 
 
 def _draft_pool(pool: _Pool) -> dict[str, object]:
@@ -669,7 +712,10 @@ def _draft_pool(pool: _Pool) -> dict[str, object]:
 
 
 def _graphs(ended: list[ev.GraphEnd]) -> dict[str, object]:
-    listed = [{"kind": g.graph or "target", "elapsed_s": g.elapsed_s, "mem_gb": g.mem_gb, "avail_gb": g.avail_gb} for g in ended]
+    listed = [
+        {"kind": g.graph or "target", "elapsed_s": g.elapsed_s, "mem_gb": g.mem_gb, "avail_gb": g.avail_gb}
+        for g in ended
+    ]
     drafts = tuple(g for g in listed if str(g["kind"]).startswith("draft"))
     targets = [g for g in listed if not str(g["kind"]).startswith("draft")]
     decoding = [g for g in targets if g["kind"] in ("target", "target verify", "target decode", "decode", "verify")]

@@ -33,15 +33,33 @@ _MAX_RANKS = 256
 _TERMINATOR = re.compile(rb"[\r\n]")
 
 _TRACE_START = "Traceback (most recent call last):"
-_OWNER = re.compile(r"(?:(\w+) hit an exception|Initialization failed\. (warmup) error|(Error in request)|(?:^|\b)([\w ]{1,40}?)):? ?$")
+_OWNER = re.compile(
+    r"(?:(\w+) hit an exception|Initialization failed\. (warmup) error|(Error in request)|(?:^|\b)([\w ]{1,40}?)):? ?$"
+)
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)(?:, in (\S+))?')
-_EXCEPTION = re.compile(r"(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Warning|OutOfResources|NotFound|Timeout)\b(?=[:(]|$)")
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Warning|OutOfResources|NotFound|Timeout)\b(?=[:(]|$)"
+)
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _RANK_MARK = re.compile(r"\[(?:rank|default)?\d{1,4}\]: ?(?!\[)")
-_REQUEST_LOG = re.compile(r"(?:Receive|Finish|Received|Finished)\b.{0,40}(?:obj=|request|rid=|text=|in=)|\{\s*[\"']|Receive: |Finish: |in=\{|out=\{")
+_REQUEST_LOG = re.compile(
+    r"(?:Receive|Finish|Received|Finished)\b.{0,40}(?:obj=|request|rid=|text=|in=)|\{\s*[\"']|Receive: |Finish: |in=\{|out=\{"
+)
 _WATCHDOG = re.compile(r"(?:\w+ )?[Ww]atchdog timeout \(self\.watchdog_timeout=")
 _CONTINUES = re.compile(r"[\w #().,:/%=+-]{1,300}$")
-_HELD = ("Load weight end", "KV Cache is allocated", "Post-capture KV", "Mamba Cache is allocated", "max_total_num_tokens=", "max_running_requests is", "Capture ", "SWAKVPool", "server_args=", "Decode batch", "Prefill batch")
+_HELD = (
+    "Load weight end",
+    "KV Cache is allocated",
+    "Post-capture KV",
+    "Mamba Cache is allocated",
+    "max_total_num_tokens=",
+    "max_running_requests is",
+    "Capture ",
+    "SWAKVPool",
+    "server_args=",
+    "Decode batch",
+    "Prefill batch",
+)
 _WEIGHTS_DONE = re.compile(r"mem usage=-?\d+\.\d+ ?GB\.?\s*$")
 _BATCH_DONE = re.compile(r"#queue-req: ?\d+(?:, ?(?:#cache_miss: ?\d+)?)?\s*$")
 
@@ -178,7 +196,7 @@ class Parser:
             return
         if known_start(body):
             yield self._event(line)
-        elif body.startswith("INFO:") or body.startswith("ERROR:"):
+        elif body.startswith(("INFO:", "ERROR:")):
             event = record(line.time, line.rank, body)
             cause = plain_sign(body)
             yield event or (ev.Sign(None, None, mask(body), cause) if cause else ev.Raw(None, None, mask(body[:4000])))
@@ -251,7 +269,7 @@ def _batch_at(data: bytes, at: int) -> ev.Decode | None:
 
 def _complete(body: str) -> bool:
     if body.startswith("Load weight end"):
-        return _WEIGHTS_DONE.search(body) is not None or "avail mem=" in body and body.rstrip(". ").endswith("GB")
+        return _WEIGHTS_DONE.search(body) is not None or ("avail mem=" in body and body.rstrip(". ").endswith("GB"))
     if body.startswith(("KV Cache", "Post-capture")):
         return (("V size:" in body and "K size:" in body) or "KV size:" in body) and body.rstrip(". ").endswith("GB")
     if body.startswith("Mamba Cache"):
@@ -288,17 +306,20 @@ class _OpenTrace:
             self._chained = True
             return True
         if text.startswith(_TRACE_START):
-            if self.messages and not self._chained:
-                return False
-            return True
+            return not (self.messages and not self._chained)
         if text[:1] in (" ", "\t"):
             # Source lines, carets, indented parts of a message such as a compiler's excerpt: none decides.
-            if self.messages and not self._source and len(self.messages) < _MAX_MESSAGES and not set(text) <= set(" ^~\t"):
+            if (
+                self.messages
+                and not self._source
+                and len(self.messages) < _MAX_MESSAGES
+                and not set(text) <= set(" ^~\t")
+            ):
                 self.messages.append(text.rstrip())
             return True
         self._source = False
         if not self.messages:
-            if is_bar(text) or raw_line(text) is not None and not _EXCEPTION.match(text):
+            if is_bar(text) or (raw_line(text) is not None and not _EXCEPTION.match(text)):
                 return False
             self.messages.append(text.rstrip())
             return True
@@ -312,7 +333,14 @@ class _OpenTrace:
 
     def event(self) -> ev.Traceback:
         messages = tuple(mask(m[:2000]) for m in self.messages)
-        return ev.Traceback(self.time, self.rank, self.opening or (messages[0] if messages else ""), self.owner, tuple(self.frames), messages)
+        return ev.Traceback(
+            self.time,
+            self.rank,
+            self.opening or (messages[0] if messages else ""),
+            self.owner,
+            tuple(self.frames),
+            messages,
+        )
 
 
 def trace_cause(trace: ev.Traceback) -> str | None:
@@ -350,6 +378,8 @@ def _float(raw: bytes) -> float | None:
 def _undoubtful(raw: bytes) -> bytes:
     """The unterminated last line without a value that may be cut in its middle: SGLang prints its fractions with two digits."""
     if m := re.search(rb"[=:] ?-?\d+(?:\.\d?)?$", raw):
-        whole = b"." not in m.group() and (b"#queue-req:" in raw[-24:] or b"context_len=" in raw[-24:] or b"#cache_miss" in raw[-24:])
+        whole = b"." not in m.group() and (
+            b"#queue-req:" in raw[-24:] or b"context_len=" in raw[-24:] or b"#cache_miss" in raw[-24:]
+        )
         return raw if whole else raw[: m.start()]
     return raw

@@ -71,16 +71,25 @@ _MAMBA = {
     "intermediate": re.compile(r"intermediate_ssm_state_cache size: ?(-?\d+\.?\d*) ?GB"),
     "intermediate_conv": re.compile(r"intermediate_conv_window_cache size: ?(-?\d+\.?\d*) ?GB"),
 }
-_GRAPH = re.compile(r"Capture (?P<graph>[\w -]*?) ?\b(?:cuda|npu|cpu|xpu|hpu|hip|musa|mlu)? ?graph (?P<end>begin|end)\b", re.IGNORECASE)
-_SIZES = re.compile(r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len|available_gpu_mem)=(-?\d+(?:\.\d+)?)(?=[,\s]|$)")
-_CAPPED = re.compile(r"max_running_requests is capped to (\d+) by the mamba state cache \(max_mamba_cache_size=(-?\d+), (\d+) state slots per request\)")
+_GRAPH = re.compile(
+    r"Capture (?P<graph>[\w -]*?) ?\b(?:cuda|npu|cpu|xpu|hpu|hip|musa|mlu)? ?graph (?P<end>begin|end)\b", re.IGNORECASE
+)
+_SIZES = re.compile(
+    r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len|available_gpu_mem)=(-?\d+(?:\.\d+)?)(?=[,\s]|$)"
+)
+_CAPPED = re.compile(
+    r"max_running_requests is capped to (\d+) by the mamba state cache \(max_mamba_cache_size=(-?\d+), (\d+) state slots per request\)"
+)
 _REDUCED = re.compile(r"max_running_requests was reduced from the requested (\d+) to (\d+)\b")
 _SWA_USE = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)(?=\D|$)")
 _SWA_POOL = re.compile(r"SWAKVPool mem usage: ?(-?\d+\.?\d*) ?GB, swa size: ?(\d+), full size: ?(\d+)(?=\D|$)")
 _ACCESS = re.compile(r"""INFO:\s+(\S+?) - "([A-Z]+) (\S*)(?: HTTP/[\d.]+)?" (\d{3})\b""")
 _SUBPROCESS = re.compile(r"Subprocess \S+ \(pid=\d+\) (?:crashed|exited) with exit code (-?\d+)")
 _DIED = re.compile(r"died during initialization \(exit code: ?(-?\d+|None)\)")
-_EXIT = re.compile(r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? ?code:?|exit status|return(?:ed)? ?code:?|\brc=|rc:)\s*(-?\d{1,3})\b", re.IGNORECASE)
+_EXIT = re.compile(
+    r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? ?code:?|exit status|return(?:ed)? ?code:?|\brc=|rc:)\s*(-?\d{1,3})\b",
+    re.IGNORECASE,
+)
 _HEADER = re.compile(r"# mtpdeploy launch (\S+) boot (\d+)\b")
 
 
@@ -117,10 +126,7 @@ def pairs(text: str) -> dict[str, ev.Scalar]:
         squeezed = re.sub(r"[^a-z0-9_]", "", name.lower())
         key = _BATCH_KEYS.get(squeezed) or re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
         value: ev.Scalar
-        if raw in ("True", "False"):
-            value = raw == "True"
-        else:
-            value = number(raw.removesuffix("%"))
+        value = raw == "True" if raw in ("True", "False") else number(raw.removesuffix("%"))
         if key in values and values[key] != value:
             conflicts.add(key)
         values[key] = value
@@ -144,7 +150,14 @@ def _weights_end(time: str | None, rank: str | None, body: str) -> ev.Event | No
         return None
     kind, quant = _TYPE.search(body), _QUANT.search(body)
     return ev.WeightsEnd(
-        time, rank, body, kind and kind[1], quant and quant[1], _found(_USAGE, body), _found(_AVAIL, body), _found(_ELAPSED, body)
+        time,
+        rank,
+        body,
+        kind and kind[1],
+        quant and quant[1],
+        _found(_USAGE, body),
+        _found(_AVAIL, body),
+        _found(_ELAPSED, body),
     )
 
 
@@ -219,9 +232,18 @@ def _info(time: str | None, rank: str | None, body: str) -> ev.Event | None:
     message = body.split(":", 1)[1].strip()
     if message.startswith("Uvicorn running on"):
         return ev.Http(time, rank, body, "listening")
-    if message.startswith(("Started server process", "Waiting for application startup", "Application startup complete")):
+    if message.startswith(
+        ("Started server process", "Waiting for application startup", "Application startup complete")
+    ):
         return ev.Http(time, rank, body, "starting")
-    if message.startswith(("Shutting down", "Waiting for application shutdown", "Finished server process", "Application shutdown complete")):
+    if message.startswith(
+        (
+            "Shutting down",
+            "Waiting for application shutdown",
+            "Finished server process",
+            "Application shutdown complete",
+        )
+    ):
         return ev.Http(time, rank, body, "stopping")
     return None
 
@@ -264,7 +286,10 @@ _BY_START: tuple[tuple[str, Callable[[str | None, str | None, str], ev.Event | N
     ("The server is fired up and ready to roll", lambda t, r, b: ev.Ready(t, r, b)),
     ("KV cache pool is full. Retract requests", lambda t, r, b: ev.Retraction(t, r, b)),
     ("Decode out of memory happened", lambda t, r, b: ev.Retraction(t, r, b)),  # ≤0.4: it retracts and goes on
-    ("Health check failed. Server couldn't get a response from detokenizer", lambda t, r, b: ev.HealthCheckFailed(t, r, b)),
+    (
+        "Health check failed. Server couldn't get a response from detokenizer",
+        lambda t, r, b: ev.HealthCheckFailed(t, r, b),
+    ),
     ("SIGTERM received", _stop),
     ("Gracefully exiting", _stop),
     ("Received SIGTERM", _stop),
@@ -272,7 +297,10 @@ _BY_START: tuple[tuple[str, Callable[[str | None, str | None, str], ev.Event | N
     ("Received sigquit from a child process", _dead),
     ("SIGQUIT received", _dead),
     ("Subprocess ", _dead),
-    ("Rank ", lambda t, r, b: _dead(t, r, b) if "scheduler is dead" in b or "died during initialization" in b else None),
+    (
+        "Rank ",
+        lambda t, r, b: _dead(t, r, b) if "scheduler is dead" in b or "died during initialization" in b else None,
+    ),
     ("Initialization failed. Please see the error messages above", _dead),
     ("Sleeping 5 seconds before crash diagnostics", _aftermath),
     ("No live scheduler processes found", _aftermath),
@@ -285,7 +313,9 @@ _BY_START: tuple[tuple[str, Callable[[str | None, str | None, str], ev.Event | N
 _STARTS = tuple(dict.fromkeys(start for start, _ in _BY_START))
 
 # Lines that SGLang prints without its prefix, or that are so telling that a cut or missing prefix does not matter.
-_UNSTAMPED_STARTS = tuple(s for s in _STARTS if s not in ("Capture ", "Subprocess ", "Rank ", "Eof", "Exit code: ", "max_running_requests "))
+_UNSTAMPED_STARTS = tuple(
+    s for s in _STARTS if s not in ("Capture ", "Subprocess ", "Rank ", "Eof", "Exit code: ", "max_running_requests ")
+)
 
 
 def known_start(body: str) -> bool:
@@ -313,7 +343,9 @@ _LONE = {
     "EOFError": (False, None),
 }
 _LONE_SHELL = re.compile(r"\S*(?:sh|bash|zsh)?: ?(?:line \d+: ?)?\d+ (Killed|Segmentation fault|Aborted)\b")
-_WRAPPER_END = re.compile(r"(?:SGLang )?[Ss]erver (?:task|process) (?:ended|exited|terminated|has (?:exited|ended|died))\b")
+_WRAPPER_END = re.compile(
+    r"(?:SGLang )?[Ss]erver (?:task|process) (?:ended|exited|terminated|has (?:exited|ended|died))\b"
+)
 _WRAPPER_TIMEOUT = re.compile(
     r"[Ss]erver (?:failed to (?:start|launch|become ready)|did(?: not|n't) (?:start|become ready|come up|respond)|is not ready).{0,60}?"
     r"(?:within|in|after) .{0,30}?(?:time ?out|\d+ ?(?:s\b|sec|min))|"
@@ -321,8 +353,18 @@ _WRAPPER_TIMEOUT = re.compile(
     r"(?:launch|startup|start-up|readiness) (?:probe )?tim(?:ed? ?out|eout) (?:after|of)",
 )
 _FOREIGN = (
-    ("vllm", re.compile(r"\bvLLM API server version|\bvLLM engine|\(EngineCore|\(APIServer pid=|\[(?:api_server|llm_engine|core|async_llm|gpu_model_runner)\.py:\d+\]|\bvllm\.entrypoints")),
-    ("router", re.compile(r"\bsglang_router(?:_rs)?(?:::|\b.*Starting router)|\bsmg::|\bsgl_model_gateway|Router (?:ready|listening|started) |policy=CacheAware|smg (?:launch|serve)")),
+    (
+        "vllm",
+        re.compile(
+            r"\bvLLM API server version|\bvLLM engine|\(EngineCore|\(APIServer pid=|\[(?:api_server|llm_engine|core|async_llm|gpu_model_runner)\.py:\d+\]|\bvllm\.entrypoints"
+        ),
+    ),
+    (
+        "router",
+        re.compile(
+            r"\bsglang_router(?:_rs)?(?:::|\b.*Starting router)|\bsmg::|\bsgl_model_gateway|Router (?:ready|listening|started) |policy=CacheAware|smg (?:launch|serve)"
+        ),
+    ),
 )
 
 
@@ -338,7 +380,7 @@ def raw_line(body: str) -> ev.Event | None:
         return ev.Consequence(None, None, mask(stripped), True, _LONE[m[1]][1])
     if "launch_server.py:" in body and "UserWarning" in body:
         return ev.Preamble(None, None, stripped, True)
-    if stripped.startswith("usage: sglang serve") or stripped.startswith("usage: launch_server.py"):
+    if stripped.startswith(("usage: sglang serve", "usage: launch_server.py")):
         return ev.Preamble(None, None, stripped, True)
     if "resource_tracker: There appear to be" in body:
         at = body.index("resource_tracker: There appear to be")

@@ -26,16 +26,22 @@ OUT_OF_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|out of memory\. Tried to allocate|cudaErrorMemoryAllocation|"
     r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|NPU OOM|hipErrorOutOfMemory|std::bad_alloc"
 )
-RUNTIME_OOM = re.compile(r"Prefill out of memory\. Try to lower|Decode out of memory\. Try to lower|alloc_req_slots runs out of memory|Out of memory even after retracting")
+RUNTIME_OOM = re.compile(
+    r"Prefill out of memory\. Try to lower|Decode out of memory\. Try to lower|alloc_req_slots runs out of memory|Out of memory even after retracting"
+)
 OTHER_PROCESS = re.compile(r"Process (\d+) has ([\d.]+) (GiB|MiB) memory in use")
 CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB")
 
 SIGNATURES: tuple[Signature, ...] = (
     # argparse: prog is launch_server.py up to 0.5.9, `sglang serve` from 0.5.10.
-    _sign("bad_arguments", r"(?:launch_server\.py|sglang serve|sglang(?:\.launch_server)?|__main__\.py): error: ", plain=True),
     _sign(
         "bad_arguments",
-        # arg_groups/mamba_hook.py, server_args.py (0.5.10–0.5.13), configs/model_config.py
+        r"(?:launch_server\.py|sglang serve|sglang(?:\.launch_server)?|__main__\.py): error: ",
+        plain=True,
+    ),
+    _sign(
+        "bad_arguments",
+        # arg_groups/mamba_hook.py, server_args.py (0.5.10 to 0.5.13), configs/model_config.py
         r"is not compatible with radix cache when using --mamba-scheduler-strategy",
         r"mamba extra_buffer is not compatible with --disable-radix-cache",
         r"no_buffer do(?:es)? not support overlap schedule",
@@ -53,7 +59,12 @@ SIGNATURES: tuple[Signature, ...] = (
         r"max_mamba_cache_size must be",
         r"prepare_server_args|ServerArgs\.__init__\(\) got an unexpected keyword",
     ),
-    _sign("not_installed", r"No module named '?sglang'?(?:\.launch_server)?'?(?:$|[\s;.])", r"sglang: (?:command )?not found", plain=True),
+    _sign(
+        "not_installed",
+        r"No module named '?sglang'?(?:\.launch_server)?'?(?:$|[\s;.])",
+        r"sglang: (?:command )?not found",
+        plain=True,
+    ),
     _sign(
         "no_accelerator",
         r"No accelerator \(CUDA",
@@ -103,8 +114,15 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Loaded weights leave no GPU memory for the KV cache",  # mem_cache/kv_cache_configurator.py
         r"is larger than the profiled value -",
     ),
-    _sign("peer_rank_load_failed", r"could finish the model loading, but there are other ranks that didn't finish loading"),
-    _sign("custom_allreduce_no_p2p", r"peer access is not supported between these two", r"peer mapping resources exhausted", plain=True),
+    _sign(
+        "peer_rank_load_failed", r"could finish the model loading, but there are other ranks that didn't finish loading"
+    ),
+    _sign(
+        "custom_allreduce_no_p2p",
+        r"peer access is not supported between these two",
+        r"peer mapping resources exhausted",
+        plain=True,
+    ),
     _sign("oom_runtime", RUNTIME_OOM.pattern),
     _sign(
         "jit_build_failed",
@@ -223,7 +241,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _sign(
         "peer_lost",
-        r"(?:TCPStore|ProcessGroup|[Gg]loo|NCCL|c10d|DistBackendError|socket\.cpp|pair\.cc).*(?:Connection (?:reset|closed) by peer|Broken pipe|Connection refused)",
+        r"(?:TCPStore|ProcessGroup|[Gg]loo|NCCL|c10d|DistBackendError|socket\.cpp|pair\.cc).*"
+        r"(?:Connection (?:reset|closed) by peer|Broken pipe|Connection refused)",
         r"Connection closed by peer \[",
         r"remote process exited or there was a network error",
         r"ncclRemoteError",
@@ -270,6 +289,12 @@ def message_sign(messages: str) -> str | None:
         if signature.pattern.search(messages):
             best = signature.cause
             break
-    if OUT_OF_MEMORY.search(messages) and best not in ("gpu_occupied", "kv_pool_too_small", "mamba_pool_too_small", "bad_arguments", "oom_runtime"):
+    if OUT_OF_MEMORY.search(messages) and best not in (
+        "gpu_occupied",
+        "kv_pool_too_small",
+        "mamba_pool_too_small",
+        "bad_arguments",
+        "oom_runtime",
+    ):
         return "oom"
     return best

@@ -24,7 +24,18 @@ Phase = Literal[
     "unknown",
 ]
 # The phases of a launch in the order in which it goes through them.
-LAUNCH: tuple[Phase, ...] = ("before_args", "args", "dist_init", "weights", "pools", "graphs", "http_up", "warmup", "ready", "serving")
+LAUNCH: tuple[Phase, ...] = (
+    "before_args",
+    "args",
+    "dist_init",
+    "weights",
+    "pools",
+    "graphs",
+    "http_up",
+    "warmup",
+    "ready",
+    "serving",
+)
 
 Values = Mapping[str, object]
 

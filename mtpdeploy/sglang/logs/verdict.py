@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 _KEEP = 24
 _EVIDENCE = 1200
 # How much a cause explains: of several in one boot the lowest number wins, then the earliest.
-_VICTIM = {"watchdog_hang": 1, "nccl_timeout": 1, "dist_init_hang": 1, "backend_code_error": 1, "warmup_failed": 2, "peer_rank_load_failed": 2, "peer_lost": 3}
+_VICTIM = {
+    "watchdog_hang": 1,
+    "nccl_timeout": 1,
+    "dist_init_hang": 1,
+    "backend_code_error": 1,
+    "warmup_failed": 2,
+    "peer_rank_load_failed": 2,
+    "peer_lost": 3,
+}
 # Lines that end a launch by themselves.
 _ENDS = frozenset({"bad_arguments", "not_installed", "port_in_use"})
 _HARMLESS = ("torchcodec", "torch._dynamo", "libavutil", "Ignore import error")
@@ -171,7 +179,9 @@ def decide(boot: Boot) -> Verdict:
         if best is None:
             best = _from_outside(boot)
         cause = best.cause if best else None
-        return Verdict("crashed", cause, _struck(boot, best), best.evidence if best else (), _without(consequences, best), ranks)
+        return Verdict(
+            "crashed", cause, _struck(boot, best), best.evidence if best else (), _without(consequences, best), ranks
+        )
     if t.stop_asked:
         return Verdict("stopped", None, None, (), consequences, ())
     if best is not None and best.cause in ("watchdog_hang", "dist_init_hang"):
@@ -179,7 +189,9 @@ def decide(boot: Boot) -> Verdict:
     if best is not None and best.cause in ("peer_lost", "nccl_timeout"):
         return Verdict("unknown", best.cause, _struck(boot, best), best.evidence, consequences, ranks)
     if t.timeout_line is not None and not boot.ready_lines and not boot.served and not boot.batches:
-        return Verdict(boot.phase or "unknown", "launch_timeout", boot.current or boot.phase, (t.timeout_line,), consequences, ())
+        return Verdict(
+            boot.phase or "unknown", "launch_timeout", boot.current or boot.phase, (t.timeout_line,), consequences, ()
+        )
     if t.http_stopped:
         return Verdict("stopped", None, None, (), consequences, ())
     if t.wrapper_ended:
@@ -210,7 +222,9 @@ def _candidates(boot: Boot) -> list[_Found]:
         for item in t.dismissed[-3:]:
             cause = _cause_of(boot, item)
             if cause is not None and cause != "backend_code_error" and not boot.ready_lines:
-                found.append(_Found(cause, _VICTIM.get(cause, 0), item.order, _evidence(item.trace), item.phase, item.trace))
+                found.append(
+                    _Found(cause, _VICTIM.get(cause, 0), item.order, _evidence(item.trace), item.phase, item.trace)
+                )
     return found
 
 
@@ -220,7 +234,11 @@ def _cause_of(boot: Boot, item: _Trace) -> str | None:
     if sign == "oom":
         return _oom_class(boot, item.phase, item.capturing, trace.frames, "\n".join(trace.messages))
     if sign is not None:
-        return sign if not (trace.owner == "warmup" and sign in ("model_not_found", "port_in_use", "bad_arguments")) else "warmup_failed"
+        return (
+            sign
+            if not (trace.owner == "warmup" and sign in ("model_not_found", "port_in_use", "bad_arguments"))
+            else "warmup_failed"
+        )
     if trace.owner == "warmup":
         return "warmup_failed"
     if not trace.messages:
@@ -228,11 +246,26 @@ def _cause_of(boot: Boot, item: _Trace) -> str | None:
     if not item.fatal and (not trace.frames or trace.owner is not None):
         return None  # a lone message, or an exception somebody handled: nothing to decide by
     last = trace.messages[0]
-    if last.startswith(("KeyboardInterrupt", "SystemExit", "asyncio.exceptions.CancelledError", "EOFError", "BrokenPipeError", "ConnectionResetError")):
+    if last.startswith(
+        (
+            "KeyboardInterrupt",
+            "SystemExit",
+            "asyncio.exceptions.CancelledError",
+            "EOFError",
+            "BrokenPipeError",
+            "ConnectionResetError",
+        )
+    ):
         return None
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return "not_installed" if last.startswith("ModuleNotFoundError") else "package_version_mismatch"
-    if any(f.split(":")[0].endswith(("server_args.py", "mamba_hook.py", "speculative_hook.py")) for f in trace.frames[-2:]) and boot.args is None:
+    if (
+        any(
+            f.split(":")[0].endswith(("server_args.py", "mamba_hook.py", "speculative_hook.py"))
+            for f in trace.frames[-2:]
+        )
+        and boot.args is None
+    ):
         return "bad_arguments"
     if "NCCL error" in last or "DistBackendError" in last:
         return None
@@ -247,7 +280,13 @@ def _oom_class(boot: Boot, phase: Phase | None, capturing: str | None, frames: t
         return "gpu_occupied"
     if RUNTIME_OOM.search(text):
         return "oom_runtime"
-    if any(word in where for word in ("capture", "graph_runner", "init_cuda_graph", "init_device_graph", "cuda_graph_setup")) or "Capture cuda graph failed" in text:
+    if (
+        any(
+            word in where
+            for word in ("capture", "graph_runner", "init_cuda_graph", "init_device_graph", "cuda_graph_setup")
+        )
+        or "Capture cuda graph failed" in text
+    ):
         return "oom_runtime" if serving else "oom_graph_capture"
     if serving or "event_loop" in where:
         return "oom_runtime"
@@ -261,7 +300,13 @@ def _oom_class(boot: Boot, phase: Phase | None, capturing: str | None, frames: t
         return "oom_after_pool"
     if phase == "weights" or phase in ("args", "dist_init"):
         return "oom_weights" if not _weights_done(boot) else "oom_after_pool"
-    return "oom_runtime" if phase is None and "forward" in where else "oom_after_pool" if "attention_backend" in where else "oom_weights"
+    return (
+        "oom_runtime"
+        if phase is None and "forward" in where
+        else "oom_after_pool"
+        if "attention_backend" in where
+        else "oom_weights"
+    )
 
 
 def _weights_done(boot: Boot) -> bool:
@@ -286,19 +331,32 @@ def _crashed(boot: Boot, best: _Found | None) -> bool:
     if best is not None and best.trace is not None:
         # Nothing claimed the traceback and nothing came after it: the process ended with it.
         own = any("sglang" in frame for frame in best.trace.frames)
-        return best.trace.owner is None and (own or not best.trace.frames or best.cause not in ("backend_code_error", "peer_lost"))
+        return best.trace.owner is None and (
+            own or not best.trace.frames or best.cause not in ("backend_code_error", "peer_lost")
+        )
     if t.wrapper_ended and t.exit_code is not None and t.exit_code not in (0, 143, -15, -2, 130):
         return True
-    return t.leaked is not None and not boot.ready_lines and not boot.served and not boot.batches and boot.furthest >= 0 and not t.http_stopped
+    return (
+        t.leaked is not None
+        and not boot.ready_lines
+        and not boot.served
+        and not boot.batches
+        and boot.furthest >= 0
+        and not t.http_stopped
+    )
 
 
 def _from_outside(boot: Boot) -> _Found | None:
     """No line says why: the kernel's or somebody's kill, or a native crash, by exit code."""
     t = boot.trouble
-    lines = tuple(c for c in t.consequences if "kill_process_tree" not in c and "Sleeping" not in c and "No live" not in c)
+    lines = tuple(
+        c for c in t.consequences if "kill_process_tree" not in c and "Sleeping" not in c and "No live" not in c
+    )
     evidence = lines[:2] or ((t.wrapper_line,) if t.wrapper_line else ())
     if t.exit_code in (-9, 137):
-        told = tuple(c for c in t.consequences if "-9" in c or "137" in c or "Killed" in c)[:2] or ((t.wrapper_line,) if t.wrapper_line else evidence)
+        told = tuple(c for c in t.consequences if "-9" in c or "137" in c or "Killed" in c)[:2] or (
+            (t.wrapper_line,) if t.wrapper_line else evidence
+        )
         return _Found("killed_sigkill", 0, 0, told, boot.current, None)
     if t.exit_code in _NATIVE:
         return _Found("kernel_crash", 0, 0, evidence, boot.current, None)
@@ -323,7 +381,9 @@ def _struck(boot: Boot, best: _Found | None) -> Phase | None:
     if best.cause == "port_in_use" and any("bind on address" in line for line in best.evidence):
         return "http_up"
     frames = best.trace.frames if best.trace is not None else ()
-    launching = any("launch_server.py" in f or "/cli/serve.py" in f for f in frames) and not any("run_scheduler_process" in f for f in frames)
+    launching = any("launch_server.py" in f or "/cli/serve.py" in f for f in frames) and not any(
+        "run_scheduler_process" in f for f in frames
+    )
     if boot.args is None and boot.furthest <= 0 and (launching or best.cause == "bad_arguments"):
         return "before_args"
     return best.phase or boot.current or boot.phase
