@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from mtpdeploy.inventory.documents import Document, KeyPath, Problem, did_you_mean
@@ -30,6 +30,15 @@ _PATTERNS = {
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_not_said(cls, data: object) -> object:
+        """`gpu1:` and `args:` with nothing behind them say nothing, as in a file whose lines are commented out."""
+        if data is None:
+            return {}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {k: v for k, v in data.items() if v is not None or k not in known} if isinstance(data, dict) else data
 
 
 class Ssh(Strict):
