@@ -367,6 +367,13 @@ def ask_to_stop(release: Release, kind: str | None, root: Root) -> bool:
     return False
 
 
+def retire(previous: Release, kind: str, root: Root) -> None:
+    """Keeps an earlier launch's unit from coming back at the next boot of the host, if another supervisor takes over."""
+    before = (previous.state().get("supervisor") or {}).get("kind")
+    if before in ("systemd", "systemd-user") and before != kind:
+        _systemctl(before, root, "disable", unit_name(previous.service.name))
+
+
 def kill_unit(release: Release, kind: str | None, root: Root) -> None:
     """SIGKILL to everything in the service's unit."""
     if kind in ("systemd", "systemd-user"):
