@@ -137,7 +137,7 @@ async def measure(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Ha
                     break
                 why = _enough(done, point, spec)
                 if why:
-                    emit({"what": "skipped", "point": point.index, "why": why})
+                    emit({"what": "skip", "point": point.index, "why": why})
                     continue
                 emit(
                     {

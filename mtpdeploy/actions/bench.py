@@ -1,0 +1,509 @@
+"""`bench`: decide the load, have it sent (here or beside the server), store what comes back, and answer with its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mtpdeploy import __version__
+from mtpdeploy.actions.report import BenchAnswer, limits, recomputed
+from mtpdeploy.bench import load, prompting
+from mtpdeploy.bench.values import SCHEMA, PointSpec, RunSpec, Stop
+from mtpdeploy.errors import HostUnreachable, MtpError, RemoteError, UsageError
+from mtpdeploy.progress import Talk
+from mtpdeploy.secret import Secret
+from mtpdeploy.store import Run, Store
+
+NO_CONNECTION = ("refused", "dns", "unreachable", "timeout", "tls")
+UNKNOWN_LIMIT = 8  # the second concurrency of a plain `bench` where the server does not tell its limit
+
+
+def bench(
+    *,
+    home: Path,
+    talk: Talk,
+    host: str | None = None,
+    profile: str | None = None,
+    inventory: Sequence[str] = (),
+    set_: Sequence[str] = (),
+    url: str | None = None,
+    model: str | None = None,
+    api: str | None = None,
+    api_key_env: str | None = None,
+    from_: str = "host",
+    workload: str | None = None,
+    concurrency: str | None = None,
+    rate: str | None = None,
+    arrivals: str = "poisson",
+    trace: str | None = None,
+    max_concurrency: int | None = None,
+    requests: int | None = None,
+    repeat: int | None = None,
+    input_tokens: str | None = None,
+    output_tokens: str | None = None,
+    ignore_eos: bool = False,
+    prompts: str | None = None,
+    dataset: str | None = None,
+    seed: int | None = None,
+    temperature: float | None = None,
+    prefix_cache: str = "salt",
+    sweep: Sequence[str] = (),
+    slo: str | None = None,
+    find: str | None = None,
+    arms: str | None = None,
+    order: str = "ABBA",
+    timeout: float = 600.0,
+    processes: int = 0,
+    attach: str | None = None,
+) -> Any:
+    """See the verb's help (actions/catalogue/benchmark.py). Answers a BenchAnswer."""
+    wish = Wish.read(
+        home, workload=workload, concurrency=concurrency, rate=rate, arrivals=arrivals, trace=trace,
+        max_concurrency=max_concurrency, requests=requests, repeat=repeat, input_tokens=input_tokens,
+        output_tokens=output_tokens, ignore_eos=ignore_eos, prompts=prompts, dataset=dataset, seed=seed,
+        temperature=temperature, sweep=sweep, slo=slo, find=find, salt=prefix_cache == "salt", timeout=timeout,
+        processes=processes, api=api, model=model,
+    )  # fmt: skip
+    if url is not None:
+        for name, value in (("--host", host), ("--profile", profile), ("--set", set_), ("--arms", arms)):
+            if value:
+                raise UsageError(
+                    f"{name} and --url exclude each other: an endpoint of somebody else's has no host of ours"
+                )
+        return _at_url(home, talk, wish, url, _key(api_key_env))
+    from mtpdeploy.actions.benchhost import at_hosts
+
+    return at_hosts(
+        home, talk, wish, host=host, profile=profile, inventory=inventory, sets=set_, place=from_, arms=arms, order=order,
+        attach=attach, key=_key(api_key_env),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The options, validated: everything about the load that does not depend on the server."""
+
+    asked: load.Asked
+    workload: str | None
+    spec: RunSpec  # without url and points
+    slo: str | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, home: Path, **given: Any) -> Wish:
+        """Raises UsageError or ConfigError before anything is touched."""
+        named = _workload(home, given["workload"])
+        if named is not None:
+            base = load.Asked(
+                concurrency=named.concurrency,
+                rate=named.rate,
+                requests=named.requests,
+                repeat=named.repeat,
+                input_tokens=(named.input_tokens,),
+                output_tokens=(named.output_tokens,),
+                prompts=named.prompts,
+                seed=named.seed,
+            )
+        else:
+            base = load.Asked()
+        try:
+            asked, stop = _asked(base, given)
+            # prompts are read now: a bad file is refused before a server is touched
+            prompting.choose(asked.prompts, 1, seed=asked.seed)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+        for name in ("requests", "repeat", "max_concurrency"):
+            if given[name] is not None and given[name] < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {given[name]}: should be 1 or more")
+        temperature = given["temperature"] if given["temperature"] is not None else getattr(named, "temperature", 0.0)
+        if temperature < 0:
+            raise UsageError(f"--temperature {temperature:g}: should be 0 or more")
+        if given["timeout"] <= 0:
+            raise UsageError(f"--timeout {given['timeout']:g}: should be above 0 seconds")
+        if given["slo"]:
+            limits(given["slo"])
+        if given["find"] and not given["slo"]:
+            raise UsageError("--find max-goodput needs --slo, such as --slo 'ttft_p90_ms<500,tpot_p90_ms<20'")
+        spec = RunSpec(
+            url="",
+            model=given["model"],
+            points=(),
+            api=given["api"],
+            seed=asked.seed,
+            temperature=temperature,
+            ignore_eos=given["ignore_eos"] or getattr(named, "ignore_eos", False),
+            timeout_s=given["timeout"],
+            salt=given["salt"],
+            processes=given["processes"],
+            stop=stop,
+        )
+        notes = [prompting.RANDOM_WARNING] if asked.prompts == "random" else []
+        return cls(asked, given["workload"], spec, given["slo"], tuple(notes))
+
+    def complete(self, server: Mapping[str, Any]) -> load.Asked:
+        """Where no load was asked for: concurrency 1 and the server's effective maximum."""
+        asked = self.asked
+        if asked.concurrency or asked.rate or asked.trace:
+            return asked
+        limit = server.get("effective_max_running_requests")
+        top = limit if isinstance(limit, int) and limit > 0 else UNKNOWN_LIMIT
+        return replace(asked, concurrency=(1,) if top == 1 else (1, top))
+
+
+def _workload(home: Path, name: str | None) -> Any:
+    if name is None:
+        return None
+    from mtpdeploy.inventory import workload
+
+    return workload(home, name)
+
+
+def _asked(base: load.Asked, given: Mapping[str, Any]) -> tuple[load.Asked, Stop]:
+    """The workload with the options over it. ValueError for what cannot be meant."""
+    lists: dict[str, str] = {}
+    swept = False
+    for text in given["sweep"]:
+        name, values = load.sweep(text)
+        if name in lists:
+            raise ValueError(f"--sweep {name} is given twice")
+        lists[name] = values
+        swept = swept or name in ("concurrency", "rate")
+    for option, name in (
+        ("concurrency", "concurrency"),
+        ("rate", "rate"),
+        ("input_tokens", "input"),
+        ("output_tokens", "output"),
+    ):
+        if given[option] is not None:
+            if name in lists:
+                raise ValueError(f"--{option.replace('_', '-')} and --sweep {name}=… say the same thing; keep one")
+            lists[name] = str(given[option])
+    asked = base
+    if "concurrency" in lists and ("rate" in lists or given["trace"]):
+        raise ValueError(
+            "--concurrency is a closed loop, --rate and --trace are an open one; keep one "
+            "(--max-concurrency caps an open loop)"
+        )
+    if "concurrency" in lists:
+        found = load.numbers(lists["concurrency"], int, "--concurrency")
+        asked = replace(asked, concurrency=tuple(int(one) for one in found), rate=())
+    if "rate" in lists:
+        asked = replace(
+            asked, rate=tuple(float(one) for one in load.numbers(lists["rate"], float, "--rate")), concurrency=()
+        )
+    if "input" in lists:
+        asked = replace(asked, input_tokens=tuple(int(n) for n in load.numbers(lists["input"], int, "--input-tokens")))
+    if "output" in lists:
+        asked = replace(
+            asked, output_tokens=tuple(int(n) for n in load.numbers(lists["output"], int, "--output-tokens"))
+        )
+    if given["trace"]:
+        from mtpdeploy.bench.arrivals import from_trace
+
+        try:
+            lines = Path(given["trace"]).read_text().splitlines()
+        except OSError as exc:
+            raise ValueError(f"--trace {given['trace']}: cannot be read: {exc.strerror}") from exc
+        due = from_trace(lines)
+        if not due:
+            raise ValueError(f"--trace {given['trace']}: no arrival in it")
+        asked = replace(asked, trace=due, concurrency=(), rate=())
+    if given["max_concurrency"] is not None and not (asked.rate or asked.trace):
+        raise ValueError("--max-concurrency caps an open loop; give --rate or --trace, or use --concurrency")
+    if given["prompts"] and given["dataset"]:
+        raise ValueError("--prompts and --dataset exclude each other")
+    asked = replace(
+        asked,
+        cap=given["max_concurrency"],
+        process=given["arrivals"],
+        requests=given["requests"] if given["requests"] is not None else asked.requests,
+        repeat=given["repeat"] if given["repeat"] is not None else asked.repeat,
+        prompts=given["dataset"] or given["prompts"] or asked.prompts,
+        seed=given["seed"] if given["seed"] is not None else asked.seed,
+    )
+    return asked, Stop(at_saturation=swept, slo=tuple((given["slo"] or "").split(",")) if given["slo"] else (),
+                       search=given["find"] is not None)  # fmt: skip
+
+
+def _key(name: str | None) -> Secret | None:
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        raise UsageError(f"--api-key-env {name}: there is no such environment variable, or it is empty")
+    return Secret(value)
+
+
+# -- an endpoint by its URL
+
+
+def _at_url(home: Path, talk: Talk, wish: Wish, url: str, key: Secret | None) -> BenchAnswer:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url {url!r}: should be such as http://127.0.0.1:30000")
+    if parts.username or parts.password:
+        raise UsageError("--url holds a user or password, which would be stored; use --api-key-env")
+    server = identity(url, key)
+    asked = wish.complete(server)
+    return measured(
+        home, talk, wish, asked, url, key,
+        meta={"host": None, "profile": None},
+        provenance={"client_place": "url", "endpoint": f"{parts.scheme}://{parts.netloc}"},
+    )  # fmt: skip
+
+
+def identity(url: str, key: Secret | None) -> dict[str, Any]:
+    """Who answers at the URL, before any load is decided."""
+    from mtpdeploy.bench.client import EndpointError
+    from mtpdeploy.bench.target import Target
+
+    async def ask() -> dict[str, Any]:
+        async with Target(url, key.reveal() if key else None) as target:
+            return await target.identity()
+
+    try:
+        return asyncio.run(ask())
+    except EndpointError as exc:
+        raise endpoint_failure(exc.kind, str(exc)) from exc
+
+
+def endpoint_failure(kind: str, message: str) -> MtpError:
+    """Why an endpoint cannot be measured, as an error with its exit code and the next step."""
+    if kind in NO_CONNECTION:
+        return HostUnreachable(
+            message, runbook="server-never-ready", next_commands=["mtpdeploy status", "curl -i URL/v1/models"],
+            details={"kind": kind},
+        )  # fmt: skip
+    hints = {
+        "http-401": "the server wants an API key: put it into an environment variable and name it with --api-key-env VAR",
+        "http-403": "the server refuses this API key",
+        "http-404": "the route or the model is not there: see --api and --model",
+    }
+    hint = f"; {hints[kind]}" if kind in hints else ""
+    return RemoteError(f"{message}{hint}", next_commands=["curl -i URL/v1/models"], details={"kind": kind})
+
+
+def measured(
+    home: Path,
+    talk: Talk,
+    wish: Wish,
+    asked: load.Asked,
+    url: str,
+    key: Secret | None,
+    *,
+    meta: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    expect: Mapping[str, Any] | None = None,
+) -> BenchAnswer:
+    """Sends the load from here and stores what comes back."""
+    from mtpdeploy.bench import protocol
+    from mtpdeploy.bench.client import EndpointError
+
+    points = _points(asked)
+    spec = replace(wish.spec, url=url, points=points, expect=dict(expect or {}), gpu_samples=False)
+    keeper = Keeper(home, talk, wish, asked, spec, meta, provenance)
+    try:
+        protocol.run(spec, keeper.take, key=key.reveal() if key else None, halt=keeper.halt)
+    except EndpointError as exc:
+        keeper.fail(exc.kind, str(exc))
+        raise endpoint_failure(exc.kind, str(exc)) from exc
+    except BaseException as exc:
+        keeper.fail(type(exc).__name__, str(exc))
+        raise
+    return keeper.finish()
+
+
+def _points(asked: load.Asked) -> tuple[PointSpec, ...]:
+    try:
+        return load.points(asked)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+class Keeper:
+    """Takes the events of a running benchmark: stores the raw part at once, tells the rest."""
+
+    def __init__(
+        self,
+        home: Path,
+        talk: Talk,
+        wish: Wish,
+        asked: load.Asked,
+        spec: RunSpec,
+        meta: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> None:
+        from mtpdeploy.bench.protocol import Halt
+
+        self._home = home
+        self._talk = talk
+        self._wish = wish
+        self._asked = asked
+        self._spec = spec
+        self._meta = dict(meta)
+        self._provenance = dict(provenance)
+        self._notes = list(wish.notes)
+        self._skipped: list[dict[str, object]] = []
+        self._finished = 0
+        self.halt = Halt()
+        self.run: Run | None = None
+        self._labels = {point.index: label(point) for point in spec.points}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        what = event.get("what")
+        take: Callable[[Mapping[str, Any]], None] | None = getattr(self, f"_{what}", None)
+        if take is not None:
+            take(event)
+
+    def _server(self, event: Mapping[str, Any]) -> None:
+        server = event["server"]
+        self._notes += [str(note) for note in event.get("notes", ())]
+        self.run = Store(self._home).new_run("bench", self._meta_of(event, server))
+        self.run.write_json("server_before.json", server)
+        self.run.write_json("spec.json", stored_spec(self._spec))
+        for note in self._notes:
+            self._talk.note(f"note: {note}")
+
+    def _meta_of(self, event: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
+        asked, spec = self._asked, self._spec
+        simulated = server.get("simulated")
+        if simulated is None and server.get("kind") == "sglang":
+            simulated = False
+        one_length = asked.input_tokens[0] if len(asked.input_tokens) == 1 else None
+        known: dict[str, Any] = {
+            "sglang_version": server.get("version") if server.get("kind") == "sglang" else None,
+            "model": spec.model or (server.get("models") or [None])[0],
+            "capacity": {
+                "max_running_requests": server.get("effective_max_running_requests"),
+                "slots": server.get("max_mamba_cache_size"),
+                "kv_tokens": server.get("kv_tokens"),
+            },
+            "workload": self._wish.workload,
+            "output_tokens": asked.output_tokens[0] if len(asked.output_tokens) == 1 else None,
+            "input_tokens": one_length,
+            "ignore_eos": spec.ignore_eos,
+            "temperature": spec.temperature,
+            "seed": spec.seed,
+            "prompts": asked.prompts,
+            "prompts_sha256": prompting.fingerprint(load.prompts_of(spec.points)),
+            "simulated": simulated,
+            "mtpdeploy_version": __version__,
+        }
+        return {
+            "workload": self._wish.workload,
+            "simulated": simulated,
+            "schema": SCHEMA,
+            "api": event.get("api"),
+            "template": event.get("template"),
+            "slo": self._wish.slo.split(",") if self._wish.slo else [],
+            "notes": self._notes,
+            "skipped": [],
+            "server_kind": server.get("kind"),
+            **self._meta,
+            "provenance": {**known, **{k: v for k, v in self._provenance.items() if v is not None}},
+        }
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        self._notes.append(str(event["text"]))
+        self._talk.note(f"note: {event['text']}")
+
+    def _skip(self, event: Mapping[str, Any]) -> None:
+        self._skipped.append({"load": self._labels[event["point"]], "why": event["why"]})
+        self._talk.done("bench", f"{self._labels[event['point']]}: not measured: {event['why']}")
+
+    def _progress(self, event: Mapping[str, Any]) -> None:
+        name = self._labels.get(event["point"], "")
+        total = max(len(self._labels), 1)
+        if event["stage"] == "warm-up":
+            self._talk.stage("bench", f"{name}: warm-up", self._finished / total)
+            return
+        share = event["done"] / max(event["requests"], 1)
+        speed = f", {event['tok_s']:.0f} tok/s" if event.get("tok_s") else ""
+        left = f", {event['left_s']:.0f} s left" if event.get("left_s") is not None else ""
+        failed = f", {event['failed']} failed" if event.get("failed") else ""
+        self._talk.stage(
+            "bench",
+            f"{name}: {event['done']}/{event['requests']} requests{speed}{failed}{left}",
+            (self._finished + share) / total,
+        )
+
+    def _records(self, event: Mapping[str, Any]) -> None:
+        assert self.run is not None
+        self.run.append_jsonl("records.jsonl", event["records"])
+
+    def _measured(self, event: Mapping[str, Any]) -> None:
+        assert self.run is not None
+        self.run.append_jsonl("measured.jsonl", [event["measured"]])
+        self.run.write_json("server_after.json", event["measured"]["server_after"])
+        self._finished += 1
+        name = self._labels.get(event["measured"]["point"], "")
+        self._talk.done("bench", f"{name}: {event['measured']['duration_s']:.1f} s")
+
+    def fail(self, kind: str, message: str) -> None:
+        """The run ends without its last points; what was measured stays."""
+        if self.run is not None:
+            self.run.finish({"failure": {"error": kind, "message": message}}, "failed")
+
+    def finish(self) -> BenchAnswer:
+        """Stores the figures and closes the run."""
+        assert self.run is not None
+        interrupted = self.halt.asked
+        self.run.update_meta(interrupted=interrupted, notes=self._notes, skipped=self._skipped)
+        if not self.run.file("measured.jsonl").exists():
+            self.run.finish({"failure": {"error": "interrupted", "message": "before the first point"}}, "interrupted")
+            raise KeyboardInterrupt
+        answer = recomputed(self.run)
+        self._settle(self.run, answer)
+        return recomputed(self.run)
+
+    def _settle(self, run: Run, answer: BenchAnswer) -> None:
+        foreign = [why for point in answer.points for why in point.invalid_because if why.startswith("other work")]
+        looked = any(row.get("foreign") is not None for row in run.read_jsonl("measured.jsonl"))
+        sources = {point.accept_length_source for point in answer.points}
+        shares = [point.cached_share for point in answer.points if point.cached_share is not None]
+        known = run.meta.get("provenance")
+        run.update_meta(
+            provenance={
+                **(known if isinstance(known, Mapping) else {}),
+                "contention": foreign if looked else None,
+                "accept_length_source": sources.pop() if len(sources) == 1 else None,
+                "prefix_cache_hit_rate": sum(shares) / len(shares) if shares else None,
+            }
+        )
+        run.write_json("points.json", {"schema": SCHEMA, "points": [point.as_json() for point in answer.points]})
+        best = max((p.output_tok_s for p in answer.points if p.valid and p.output_tok_s is not None), default=None)
+        accepted = [point.accept_length for point in answer.points if point.accept_length is not None]
+        run.finish(
+            {
+                "points": len(answer.points),
+                "invalid": sum(not point.valid for point in answer.points),
+                "output_tok_s": best,
+                "accept_length": accepted[-1] if accepted else None,
+            },
+            "interrupted" if answer.interrupted else "done",
+        )
+
+
+def label(point: PointSpec) -> str:
+    """`concurrency 4`, `2 requests/s`, with what else is swept."""
+    name = f"concurrency {point.concurrency}" if not point.open_loop else point.process
+    if point.rate is not None:
+        name = f"{point.rate:g} requests/s {point.process}"
+    if point.open_loop and point.concurrency:
+        name += f", at most {point.concurrency}"
+    parts = [f"{point.arm}:" if point.arm else "", name]
+    if point.repeat:
+        parts.append(f"(repeat {point.repeat + 1})")
+    return " ".join(part for part in parts if part)
+
+
+def stored_spec(spec: RunSpec) -> dict[str, Any]:
+    """spec.json: the whole load, without what only the process needs."""
+    from mtpdeploy.bench.wire import dump
+
+    return {"schema": SCHEMA, **dump(spec)}
