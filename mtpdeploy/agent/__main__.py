@@ -29,7 +29,8 @@ def _probe(stream: Stream, request: Any) -> Any:
     from mtpdeploy.agent.command import Root
     from mtpdeploy.agent.release import work_folder
 
-    return facts.read(work_folder(str(request.get("workdir") or "~/.mtpdeploy")), request.get("probe") or {}, Root())
+    spec: protocol.ProbeSpec = request.get("probe") or protocol.ProbeSpec()
+    return facts.read(work_folder(str(request.get("workdir") or "~/.mtpdeploy")), spec, Root())
 
 
 def _install(stream: Stream, request: Any) -> Any:
@@ -150,7 +151,8 @@ def _doctor(stream: Stream, request: Any) -> Any:
 
     service = Service.of(request)
     service.check()
-    spec, needs = request.get("probe") or {}, request.get("needs") or {}
+    spec: protocol.ProbeSpec = request.get("probe") or protocol.ProbeSpec()
+    needs: protocol.Needs = request.get("needs") or protocol.Needs()
     known = facts.read(service.workdir, spec, Root())
     return {
         "facts": known,
@@ -225,10 +227,10 @@ VERBS: Mapping[str, Callable[[Stream, Any], Any]] = {
 def _request(words: list[str]) -> dict[str, Any]:
     """The request from the command line or stdin. Fault `usage-error` if there is none, or of another protocol."""
     try:
-        if words == ["-"]:
-            request = protocol.from_frame(sys.stdin.buffer)
-        else:
-            request = protocol.from_argument(words[0]) if words else {}
+        stdin = words == ["-"]
+        request = (
+            protocol.from_frame(sys.stdin.buffer) if stdin else protocol.from_argument(words[0] if words else "e30=")
+        )
     except ValueError as error:
         raise Fault("usage-error", f"the request cannot be read: {error}") from None
     if request.get("protocol", protocol.PROTOCOL) != protocol.PROTOCOL:

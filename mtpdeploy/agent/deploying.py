@@ -325,9 +325,9 @@ def _switch(service: Service, stream: Stream, root: Root, client: str, target: R
             f"launch {target.launch_id} was adopted: how it was started is not ours to repeat",
             next_commands=["mtpdeploy deploy --profile PROFILE"],
         )
-    spec: ProbeSpec = {**(request.get("probe") or {}), "port": asked["port"]}
+    spec: ProbeSpec = dict(request.get("probe") or {}, port=asked["port"])  # type: ignore[assignment]
     known = facts.read(service.workdir, spec, root)
-    needs: Needs = request.get("needs") or {}
+    needs: Needs = request.get("needs") or Needs()
     findings = _preflight(service, known, spec, needs, asked["host"], skip=False)
     choice = supervisor.choose(asked["supervisor"], known["supervisors"], root)
     previous = service.current()
