@@ -75,9 +75,8 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_verbs_named_in_the_pages_exist() -> None:
     known = {verb.name.partition(".")[0] for verb in verbs()}
-    wrong = []
-    for page in PAGES:
-        for word in re.findall(r"(?:^|`)(?:\$ )?(?:mtpdeploy|fab) ([a-z]+)[ `.\n]", page.read_text(), re.MULTILINE):
-            if word not in known:
-                wrong.append(f"{page.name}: {word}")
+    commands = re.compile(r"(?:^|`)(?:\$ )?(?:mtpdeploy|fab) ([a-z]+)[ `.\n]", re.MULTILINE)
+    wrong = [
+        f"{page.name}: {word}" for page in PAGES for word in commands.findall(page.read_text()) if word not in known
+    ]
     assert wrong == []

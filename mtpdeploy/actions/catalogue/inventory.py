@@ -23,6 +23,18 @@ VERBS = (
         details="Files that are there already are kept. Shipped profiles and templates are found without a copy; a copy shadows ours.",
     ),
     Verb(
+        "hosts",
+        "List the hosts of the inventory.",
+        "mtpdeploy.actions.hosts:hosts",
+        "mtpdeploy.report.hosts:text",
+        options=(
+            Option("host", "Only these: host, group, comma list or ssh alias (user@name:port)."),
+            INVENTORY,
+        ),
+        examples=("mtpdeploy hosts", "mtpdeploy hosts --host h200 --json"),
+        details="What the files say; no connection is opened. `doctor` asks the hosts themselves.",
+    ),
+    Verb(
         "profiles",
         "List the profiles that can be named.",
         "mtpdeploy.actions.profiles:profiles",
