@@ -18,6 +18,12 @@ from mtpdeploy.sglang.logs.verdict import Trouble, decide
 
 # Draft runners by class name: Qwen3_5ForCausalLMMTP, DeepseekV3ForCausalLMNextN, LlamaForCausalLMEagle3, DFlashLagunaForCausalLM …
 _DRAFT_TYPE = re.compile(r"MTP|NextN|Eagle|EAGLE|DFlash|DSpark|Draft|Medusa|Assistant")
+# A command line that a script echoes before the launch: `# env A=1 python3 -m sglang.launch_server …`, `+ sglang serve …`.
+_COMMAND = re.compile(
+    r"^(?:[#+$>]+ |[Cc]ommand ?[=:] ?)(?:\S+Z )?(?:go )?(?P<command>(?:env +)?(?:[A-Z_][A-Z0-9_]*=\S* +)*"
+    r"(?:\S*python[\d.]* +-m +sglang\.launch_server|(?:\S*/)?sglang +serve)\b.*)"
+)
+_FORCED = re.compile(r"\bSGLANG_SIMULATE_ACC_LEN=(?!-)\S")
 _RANK_NUMBERS = re.compile(r"\d+")
 _HEALTH = ("/health", "/ready", "/metrics", "/ping")
 _GENERATION = (
@@ -83,6 +89,8 @@ class Boot:
     launch_id: str | None = None
     number: int | None = None
     simulated: bool | None = None
+    simulated_acceptance: bool | None = None  # the variable stands in a command line that the log echoes
+    command: str | None = None
     args: dict[str, object] | None = None
     furthest: int = -1  # index into LAUNCH
     current: Phase | None = (
@@ -250,6 +258,8 @@ class Fold:
             launch_id=boot.launch_id,
             boot=boot.number,
             simulated=boot.simulated,
+            simulated_acceptance=boot.simulated_acceptance,
+            command=boot.command,
             server_args=boot.args,
             decode=_decode(boot),
             ranks_seen=len(boot.ranks_seen) or None,
@@ -506,6 +516,10 @@ def _note(boot: Boot, e: ev.Note) -> None:
 def _raw(boot: Boot, e: ev.Raw) -> None:
     if e.text.startswith("#") and "simulated" in e.text.lower() and boot.launch_id is not None:
         boot.simulated = True
+    if boot.args is None and (m := _COMMAND.search(e.text)):
+        boot.command = m["command"].strip()
+        if _FORCED.search(boot.command):
+            boot.simulated_acceptance = True
 
 
 def _foreign(boot: Boot, e: ev.Foreign) -> None:

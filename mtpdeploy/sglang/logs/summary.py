@@ -55,6 +55,8 @@ class Summary:
     launch_id: str | None = None
     boot: int | None = None
     simulated: bool | None = None
+    simulated_acceptance: bool | None = None
+    command: str | None = None
     server_args: Values | None = None
     weights: Values | None = None
     draft: Values | None = None
