@@ -48,19 +48,15 @@ def build(
     *,
     python: str = "python3",
     help_flags: HelpFlags | None = None,
-    config_file: str | None = None,
 ) -> Command:
-    """The argv for this version: full spellings, one order, each value as one word.
+    """The argv for this version: full spellings, one order, each value as one word. Secrets are refused: they go into a file.
 
-    config_file: a YAML that holds the secrets; emitted as `--config FILE` in two words, the only form that SGLang reads.
     Raises PlanRefused with every argument that this version does not take, the nearest name, and the versions that have it.
     """
     notes: list[str] = []
     problems: list[str] = []
     wanted = _translated(args, version, help_flags, notes, problems)
     argv = [python, *ENTRY]
-    if config_file:
-        argv += ["--config", config_file]
     order = {name: n for n, name in enumerate(_FIRST)}
     for name, value in sorted(wanted.items(), key=lambda item: order.get(item[0], len(order))):
         if value is None:
@@ -145,6 +141,8 @@ def _translated(
 
 def _words(flag: Flag, value: ArgValue) -> list[str]:
     """One option with its value as argv words. ValueError: this option does not take such a value."""
+    if flag.type == "unknown" and isinstance(value, bool):
+        return [flag.option] if value else []
     if flag.kind in ("flag", "switch"):
         if not isinstance(value, bool):
             raise ValueError(f"{flag.option} takes no value (got {value!r}); true or false would be right")

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -143,6 +143,13 @@ def _options() -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(options) for name, options in found.items()}
 
 
+def latest(option: str) -> Flag | None:
+    """The option as the last release that has it declares it; not marked deprecated, as another version decides that."""
+    if (span := lifetime(option)) is None:
+        return None
+    return replace(flags_of(Version.parse(span[1]))[option], deprecated=False, dead=False)
+
+
 def lifetime(option: str) -> tuple[str, str] | None:
     """First and last release that have this option string."""
     runs = _table().get(option)
@@ -157,6 +164,19 @@ class HelpFlags:
     """
 
     options: Mapping[str, Flag] = field(default_factory=dict)
+
+    @classmethod
+    def named(cls, options: Iterable[str]) -> HelpFlags:
+        """From the bare names that a help text holds: what each takes is known only as far as some release has it."""
+        found: dict[str, Flag] = {}
+        for option in options:
+            known = latest(option)
+            field_name = canonical(option) or option[2:].replace("-", "_")
+            if not option.startswith("--no-") and option != "--help":
+                found[option] = known or Flag(option, field_name, "value", type="unknown", group=option)
+        if "--model-path" not in found:
+            raise ValueError("these are not the options of an SGLang server: --model-path is missing")
+        return cls(found)
 
     @classmethod
     def parse(cls, text: str) -> HelpFlags:

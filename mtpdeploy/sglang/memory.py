@@ -28,6 +28,7 @@ class _Measured:
 
     loader_gb: float = 0.148  # what loading leaves allocated beyond the parameters themselves
     process_gb: float = 1.77  # total memory less free memory before the weights: driver, context, communication
+    context_gb: float = 1.18  # of it, what the server itself takes of the free memory before its weights
     image_pool_gb: float = 1.0  # SGLANG_MM_FEATURE_CACHE_MB, taken before the weights by a multimodal server
     unreleased_gb: float = 0.09  # of the draft's own embedding and head, what does not come back
     prefill_graph_gb_per_token: float = 2.83 / 8192  # all prefill graphs up to that many tokens
@@ -158,9 +159,12 @@ def ring_bytes(model: ModelConfig, settings: Settings, version: Version) -> int:
     return layer * math.ceil(lin.layers / settings.pp)
 
 
-def free_before_load(gpu_memory_gb: float, model: ModelConfig) -> float:
-    """Free memory at "Load weight begin" on an idle card with this much in all: an estimate."""
-    return gpu_memory_gb - _MEASURED.process_gb - (_MEASURED.image_pool_gb if model.multimodal else 0.0)
+def free_before_load(gpu_memory_gb: float, model: ModelConfig, free_gb: float | None = None) -> float:
+    """Free memory at "Load weight begin" on a card with this much in all, or with `free_gb` free before the server starts: an estimate."""
+    images = _MEASURED.image_pool_gb if model.multimodal else 0.0
+    if free_gb is not None:
+        return free_gb - _MEASURED.context_gb - images
+    return gpu_memory_gb - _MEASURED.process_gb - images
 
 
 def allocate(
