@@ -1,0 +1,216 @@
+"""Talks to the agent: one exec a stage, JSON events back, and silence understood as a cut line."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shlex
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mtpdeploy import errors
+from mtpdeploy.agent import protocol
+from mtpdeploy.errors import LineCut, MtpError, RemoteError
+from mtpdeploy.hosts.transport import Channel, Transport
+from mtpdeploy.hosts.zipapp import agent
+
+Event = dict[str, Any]
+FIRST_ANSWER_S = 60.0  # a cold disk, a slow PAM module; heartbeats begin once the agent runs
+
+# Runs the agent if it is there. $1 work folder, $2 wanted Python, $3 agent's name, then the agent's own words.
+_RUN = """\
+w=$1; p=$2; a=$3; shift 3
+case $w in "~/"*) w=$HOME/${w#"~/"};; esac
+case $p in "~/"*) p=$HOME/${p#"~/"};; esac
+command -v "$p" >/dev/null 2>&1 || p=python3
+command -v "$p" >/dev/null 2>&1 || { echo '{"event":"no-python"}'; exit 0; }
+[ -f "$w/agent/$a.pyz" ] || { echo '{"event":"no-agent"}'; exit 0; }
+exec "$p" -I -S "$w/agent/$a.pyz" "$@"
+"""
+
+# Reads the agent from stdin, writes it aside, checks it, renames it, and becomes it. What follows on stdin is its request.
+_INSTALL = """\
+import hashlib, os, sys
+work, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if sys.version_info < (3, 10):
+    print('{"event":"old-python","version":"%d.%d"}' % sys.version_info[:2]); sys.exit(0)
+data = b""
+while len(data) < size:
+    part = os.read(0, size - len(data))
+    if not part: sys.exit("the agent did not arrive whole")
+    data += part
+if hashlib.sha256(data).hexdigest()[:16] != name: sys.exit("the agent arrived damaged")
+folder = os.path.join(work, "agent"); os.makedirs(folder, mode=0o700, exist_ok=True)
+path = os.path.join(folder, name + ".pyz"); aside = "%s.%d" % (path, os.getpid())
+with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    file.write(data); file.flush(); os.fsync(file.fileno())
+os.rename(aside, path)
+os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[4:])
+"""
+
+_BOOTSTRAP = """\
+p=$1; i=$2; shift 2
+case $p in "~/"*) p=$HOME/${p#"~/"};; esac
+command -v "$p" >/dev/null 2>&1 || p=python3
+exec "$p" -I -S -c "$i" "$@"
+"""
+
+
+class AgentClient:
+    """The agent of one service at one host."""
+
+    def __init__(self, transport: Transport, *, workdir: str, service: str, python: str) -> None:
+        self.transport = transport
+        self.workdir, self.service, self.python = workdir, service, python
+
+    def call(
+        self,
+        verb: protocol.Verb,
+        request: protocol.Request | None = None,
+        *,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> dict[str, Any]:
+        """One stage at the host; the result's own keys.
+
+        on_event is told everything but heartbeats as it arrives. Raises the error that the agent names, LineCut if the
+        line went silent, RemoteError if the host cannot run the agent.
+        """
+        asked: Any = {
+            "protocol": protocol.PROTOCOL,
+            "workdir": self.workdir,
+            "service": self.service,
+            "client": whoami(),
+            **(request or {}),
+        }
+        word = protocol.to_argument(asked)
+        frame = None if word else protocol.to_frame(asked)
+        packed = agent()
+        command = _sh(_RUN, self.workdir, self.python, packed.digest, verb, word or "-")
+        result = self._converse(verb, command, frame, on_event)
+        if result is None:
+            command = _sh(
+                _BOOTSTRAP, self.python, _INSTALL, self.workdir, packed.digest, str(len(packed.content)), verb, word or "-"
+            )
+            result = self._converse(verb, command, packed.content + (frame or b""), on_event)
+        if result is None:
+            raise RemoteError(f"{self.transport.host.name}: the agent was sent and is not there afterwards")
+        return result
+
+    def _converse(
+        self, verb: str, command: str, stdin: bytes | None, on_event: Callable[[Event], None]
+    ) -> dict[str, Any] | None:
+        """Runs one command and hears it out. None: the agent is missing at the host."""
+        name = self.transport.host.name
+        channel = self.transport.exec(command)
+        try:
+            if stdin is not None:
+                try:
+                    channel.send(stdin)
+                except OSError:
+                    pass  # it did not want it; what it says next tells why
+            channel.finish()
+            for event in self._events(channel, verb):
+                kind = event.pop("event", None)
+                if kind == "result":
+                    return event
+                if kind == "error":
+                    raise from_event(event, name)
+                if kind == "no-agent":
+                    return None
+                if kind == "no-python":
+                    raise RemoteError(
+                        f"{name} has neither {self.python!r} nor python3; the agent needs Python 3.10 or newer",
+                        next_commands=["set `python:` or `venv:` of this host in the inventory to SGLang's interpreter"],
+                        runbook="server-never-ready",
+                    )
+                if kind == "old-python":
+                    raise RemoteError(f"{name}: {self.python} is Python {event['version']}; the agent needs 3.10 or newer")
+                if kind != "heartbeat":
+                    on_event({"event": kind, **event})
+            status = channel.exit_status(5.0)
+            said = channel.stderr().strip().splitlines()
+            if status is None:
+                raise self._cut(verb, "the connection was lost")
+            raise RemoteError(
+                f"{name}: the agent ended without an answer to {verb} (exit status {status})",
+                evidence=said[-10:],
+                next_commands=[f"mtpdeploy doctor --host {name}"],
+            )
+        finally:
+            channel.close()
+
+    def _events(self, channel: Channel, verb: str) -> Iterator[Event]:
+        rest, limit = b"", FIRST_ANSWER_S
+        while True:
+            try:
+                data = channel.receive(limit)
+            except TimeoutError:
+                raise self._cut(verb, f"nothing was heard for {limit:.0f} s") from None
+            except OSError as error:
+                raise self._cut(verb, str(error)) from error
+            if not data:
+                return
+            limit = protocol.CUT_S
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # a login script's greeting
+                if isinstance(event, dict):
+                    yield event
+
+    def _cut(self, verb: str, why: str) -> LineCut:
+        name = self.transport.host.name
+        changing = verb in ("deploy", "start", "stop", "rollback", "install", "prune", "adopt")
+        return LineCut(
+            f"{name}: the line was cut during {verb}: {why}. "
+            + (
+                "The agent finishes its step at the host without us; how it ended is not known here."
+                if changing
+                else "What runs at the host was not touched."
+            ),
+            next_commands=[f"mtpdeploy status --host {name}", f"mtpdeploy logs --host {name} --follow"],
+            runbook="half-finished-deploy" if changing else None,
+        )
+
+
+def from_event(event: Event, host: str) -> MtpError:
+    """The agent's error as one of ours, with the host in front."""
+    kinds = {cls.__new__(cls).kind: cls for cls in _tree(MtpError)}
+    made = kinds.get(str(event.get("kind")), RemoteError)
+    return made(
+        f"{host}: {event.get('message', 'failed without a word')}",
+        evidence=[str(line) for line in event.get("evidence") or ()],
+        next_commands=[_for_host(str(line), host) for line in event.get("next_commands") or ()],
+        runbook=event.get("runbook"),
+        details=event.get("details"),
+    )
+
+
+def _for_host(command: str, host: str) -> str:
+    """The agent does not know what the client calls its host."""
+    if command.startswith("mtpdeploy ") and "--host" not in command:
+        return f"{command} --host {shlex.quote(host)}"
+    return command
+
+
+def _tree(cls: type[errors.MtpError]) -> Iterator[type[errors.MtpError]]:
+    yield cls
+    for below in cls.__subclasses__():
+        yield from _tree(below)
+
+
+def _sh(script: str, *words: str) -> str:
+    """A command line that runs `script` under sh whatever the login shell is."""
+    return shlex.join(["sh", "-c", script, "sh", *words])
+
+
+def whoami() -> str:
+    """user@host of the person's machine, for the lock, the journal and the release."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

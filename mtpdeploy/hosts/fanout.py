@@ -1,0 +1,56 @@
+"""Several hosts at once: every one gets its answer, and one that fails hides no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from mtpdeploy.errors import MtpError
+from mtpdeploy.inventory.values import Host
+
+LIMIT = 16  # connections at a time
+
+
+class Answer(Protocol):
+    """What an action returns."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(Generic[T]):
+    """Answers by host, in the inventory's order."""
+
+    by_host: Mapping[str, T | MtpError]
+
+    @property
+    def failed(self) -> dict[str, MtpError]:
+        return {host: said for host, said in self.by_host.items() if isinstance(said, MtpError)}
+
+    @property
+    def exit_code(self) -> int:
+        """The highest of all: a failure anywhere shows."""
+        return max((getattr(said, "exit_code", 0) for said in self.by_host.values()), default=0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hosts": {host: said.as_json() for host, said in self.by_host.items()}}
+
+
+def on_hosts(hosts: Sequence[Host], work: Callable[[Host], T]) -> T | Outcomes[T]:
+    """Runs `work` for each host. One host: its plain answer, or its error raised."""
+    if len(hosts) == 1:
+        return work(hosts[0])
+
+    def attempt(host: Host) -> T | MtpError:
+        try:
+            return work(host)
+        except MtpError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=min(LIMIT, len(hosts))) as pool:
+        return Outcomes(dict(zip((host.name for host in hosts), pool.map(attempt, hosts), strict=True)))

@@ -1,0 +1,84 @@
+"""Packs the agent: its modules and all of ours that they import, as one zip that Python can run.
+
+The same sources give the same bytes on every machine, so that the content's hash names the file at the host.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from mtpdeploy.resources import PACKAGE
+
+ROOTS = ("mtpdeploy.agent", "mtpdeploy.bench.hostmain")
+_MAIN = "import sys\nfrom mtpdeploy.agent.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """The zipapp. `digest`: the first 16 hex digits of its SHA-256."""
+
+    content: bytes
+    digest: str
+
+
+@lru_cache(maxsize=1)
+def agent() -> Agent:
+    """The agent as this version of mtpdeploy ships it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py", _DATE), _MAIN)
+        for path in sorted(_modules()):
+            info = zipfile.ZipInfo(f"mtpdeploy/{path.relative_to(PACKAGE).as_posix()}", _DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, path.read_bytes())
+    content = buffer.getvalue()
+    return Agent(content, hashlib.sha256(content).hexdigest()[:16])
+
+
+def _modules() -> set[Path]:
+    """Files of the roots and of every module of ours that one of them imports, at the top or inside a function."""
+    found: set[Path] = set()
+    todo = [path for root in ROOTS for path in _files(root)]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        found.update(parent / "__init__.py" for parent in path.parents if PACKAGE in (parent, *parent.parents))
+        todo += [file for name in _imports(path) for file in _files(name)]
+    return found
+
+
+def _files(name: str) -> list[Path]:
+    """The file of a module of ours; of a root package, all of its files."""
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    if path.is_dir():
+        return sorted(path.glob("*.py")) if name in ROOTS else [path / "__init__.py"]
+    return [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else []
+
+
+def _imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    tree = ast.parse(path.read_bytes())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name == "mtpdeploy" or name.startswith("mtpdeploy.")}
