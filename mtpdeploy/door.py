@@ -6,11 +6,13 @@ Answers go to stdout, talk to stderr. Nothing heavy is imported until a verb run
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import inspect
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +48,10 @@ def perform(verb: Verb, given: Mapping[str, object]) -> int:
     except BrokenPipeError:
         silence_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        told = _of_this_machine(error) or _unexpected(error, verb)
+        tell_error(told, as_json=as_json, no_color=bool(given.get("no_color")))
+        return told.exit_code
     except Exception as error:  # a bug of ours: the user gets one line, the traceback goes to a file
         tell_error(_unexpected(error, verb), as_json=as_json, no_color=bool(given.get("no_color")))
         return 1
@@ -56,6 +62,8 @@ def _run(verb: Verb, given: Mapping[str, object], as_json: bool) -> int:
     common = {option.name: options.pop(option.name) for option in COMMON}
     no_color = bool(common["no_color"])
     home = find_home(common["home"])
+    if home.exists() and not home.is_dir():
+        raise UsageError(f"--home: {home} is not a folder")
     action = _load(verb.action)
 
     from mtpdeploy.report.live import live
@@ -201,6 +209,17 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _of_this_machine(error: OSError) -> MtpError | None:
+    """A folder that may not be written, a full disk: the user's to mend, and no fault of ours."""
+    if error.filename is None or error.errno is None:
+        return None
+    message = f"{error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MtpError(message, next_commands=(f"df -h {shlex.quote(str(Path(error.filename).parent))}",))
+    wrong_place = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+    return UsageError(message) if error.errno in wrong_place else None
 
 
 def _unexpected(error: Exception, verb: Verb) -> MtpError:
