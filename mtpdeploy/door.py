@@ -66,11 +66,12 @@ def _run(verb: Verb, given: Mapping[str, object], as_json: bool) -> int:
         raise UsageError(f"--home: {home} is not a folder")
     action = _load(verb.action)
 
-    from mtpdeploy.report.live import live
+    from mtpdeploy.report.live import Bars, live
 
     with live(quiet=bool(common["quiet"]), no_color=no_color) as talk:
         if verb.streams:
-            options["out"] = _write_line
+            # On one terminal the bars would be torn by lines that they do not know of.
+            options["out"] = talk.above if isinstance(talk, Bars) and sys.stdout.isatty() else _write_line
             if "json" in inspect.signature(action).parameters:
                 options["json"] = as_json
         answer = action(home=home, talk=talk, **options)

@@ -97,6 +97,10 @@ class Bars:
                 self._progress.remove_task(self._tasks.pop(key))
         self._console.print(f"✓ {key}: {text}" if self._console.encoding.startswith("utf") else f"{key}: {text}")
 
+    def above(self, line: str) -> None:
+        """A line of the answer itself, for when stdout is the terminal that the bars are drawn on."""
+        self._console.print(line, soft_wrap=True)
+
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
