@@ -161,7 +161,15 @@ def test_an_error_as_json_goes_to_stdout(played: Played, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["details"] == {"by": "ann"}
 
 
-def test_lines_tell_a_stage_s_first_and_last_state_and_no_more_than_one_in_two_seconds() -> None:
+def test_a_new_phase_is_told_at_once() -> None:
+    out = io.StringIO()
+    lines = Lines(out, clock=lambda: 0.0)
+    for phase in ("weights 1/17", "weights 2/17", "graphs 1/8", "warming up"):
+        lines.stage("gpu1", phase)
+    assert out.getvalue().splitlines() == ["gpu1: weights 1/17", "gpu1: graphs 1/8", "gpu1: warming up"]
+
+
+def test_a_stage_that_only_counts_is_told_no_more_than_once_in_two_seconds() -> None:
     now = [0.0]
     out = io.StringIO()
     lines = Lines(out, clock=lambda: now[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -34,8 +35,12 @@ def live(*, quiet: bool = False, no_color: bool = False, stream: TextIO | None =
         yield Lines(stream)
 
 
+def _words(line: str) -> str:
+    return re.sub(r"[\d.,]+", "#", line)
+
+
 class Lines:
-    """One line per change. A stage that only counts upwards is told every two seconds, its first and last always."""
+    """One line per change; where only the numbers change, one in two seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -51,7 +56,7 @@ class Lines:
         with self._lock:
             told_at, told = self._told.get(key, (-PLAIN_INTERVAL_S, ""))
             now = self._clock()
-            if line == told or now - told_at < PLAIN_INTERVAL_S:
+            if line == told or (_words(line) == _words(told) and now - told_at < PLAIN_INTERVAL_S):
                 return
             self._told[key] = (now, line)
         self._write(line)
