@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpdeploy.errors import ConfigError, PlanRefused
-from mtpdeploy.inventory import env_for
+from mtpdeploy.inventory import NO_HOST, env_for
 from mtpdeploy.inventory.values import ArgValue, Deployment
 from mtpdeploy.plan.known import Known
 from mtpdeploy.plan.render import RESTART_LIMIT, RESTART_WINDOW_S, File, render
@@ -127,7 +127,7 @@ class Plan:
             "memory": self.budget.as_json() if self.budget else None,
             "memory_unknown_because": self.known.no_memory_because if self.budget is None else None,
             "profile": self.deployment.profile or None,
-            "host": self.deployment.host.name,
+            "host": None if self.deployment.host is NO_HOST else self.deployment.host.name,
             "service": self.deployment.service,
             "fingerprint": self.fingerprint,
             "simulated": self.known.simulated,
@@ -290,6 +290,7 @@ def _memory_findings(budget: memory.Budget | None) -> list[Finding]:
 def _steps(deployment: Deployment, version: Version, known: Known) -> tuple[Step, ...]:
     d = deployment
     where = f"{d.workdir}/{d.service}"
+    where_to = "the host" if d.host is NO_HOST else d.host.name
     supervisor = {
         "auto": "the best supervisor that the host has (systemd, systemd-user, tmux, detached, in this order)",
         "systemd": "a system unit of systemd",
@@ -304,7 +305,7 @@ def _steps(deployment: Deployment, version: Version, known: Known) -> tuple[Step
             "an unchanged deploy must not restart a serving server",
         ),
         Step(
-            f"probe {d.host.name}: SGLang in {d.python}, GPUs, port {_port(d.args)}, model, disk",
+            f"probe {where_to}: SGLang in {d.python}, GPUs, port {_port(d.args)}, model, disk",
             f"the command is built for SGLang {version}"
             + ("" if known.version_is_fact else ", which is assumed so far")
             + "; a taken port shows only after the whole model load",

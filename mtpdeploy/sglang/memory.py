@@ -609,45 +609,30 @@ def slots_for(requests: int, settings: Settings) -> dict[str, ArgValue]:
 
 
 def suggestions(run: Run, now: Pools, version: Version, model: ModelConfig) -> tuple[Suggestion, ...]:
-    """What moves the limit that binds, cheapest first; for a launch that would fail, what makes it start."""
+    """What moves the limit that binds, or what makes a failing launch start.
+
+    Sets that change nothing but sizes come first, then those with another code path, then those that are less exact.
+    """
     found: list[Suggestion] = []
     s = now.settings
     if model.hybrid:
         found += _wider(run, now, {}, "")
-        if s.ssm_dtype == "float32":
-            found += _wider(
-                run,
-                now,
-                {"mamba_ssm_dtype": "bfloat16"},
-                "states of half the size; check answers, as the state is less exact",
-            )
-        if s.algorithm and s.topk <= 1 and not s.replayssm and version.at_least("0.5.17"):
-            found += _wider(
-                run,
-                now,
-                {"enable_linear_replayssm_spec": True},
-                f"no intermediate states (SGLang {version} has it; from 0.5.17)",
-            )
-        if s.algorithm and s.strategy == "extra_buffer" and s.overlap and version.at_least("0.5.14"):
-            found += _wider(
-                run,
-                now,
-                {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-                "one slot a request less (with speculation from 0.5.14)",
-            )
     found += _more_memory(run, now)
-    if s.kv_dtype == "auto" and (now.bound_by == "kv_tokens" or now.tokens_per_request < 16 * 1024):
-        found += _offer(
-            run,
-            now,
-            {"kv_cache_dtype": "fp8_e4m3"},
-            "KV cache of half the size",
-            better=lambda p: p.kv_tokens > now.kv_tokens,
-        )
+    if model.hybrid and s.algorithm:
+        if s.strategy == "extra_buffer" and s.overlap and version.at_least("0.5.14"):
+            lazy: dict[str, ArgValue] = {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
+            found += _wider(run, now, lazy, "one slot a request less (with speculation from 0.5.14)")
+        if s.topk <= 1 and not s.replayssm and version.at_least("0.5.17"):
+            found += _wider(run, now, {"enable_linear_replayssm_spec": True}, "no intermediate states (from 0.5.17)")
+    if model.hybrid and s.ssm_dtype == "float32":
+        why = "states of half the size; check answers, as the state is less exact"
+        found += _wider(run, now, {"mamba_ssm_dtype": "bfloat16"}, why)
+    if s.kv_dtype == "auto" and (now.failure or now.bound_by == "kv_tokens" or now.tokens_per_request < 16 * 1024):
+        found += _offer(run, now, {"kv_cache_dtype": "fp8_e4m3"}, "KV cache of half the size, less exact")
     if now.failure or now.max_running < 4:
         found += _fewer_drafts(run, now)
     unique = {repr(sorted(f.set.items())): f for f in found}
-    return tuple(sorted(unique.values(), key=lambda f: (f.cost_gb is None, f.cost_gb or 0.0)))
+    return tuple(unique.values())
 
 
 def _charged(pools: Pools) -> float:
@@ -672,11 +657,10 @@ def _requests(n: int) -> str:
     return f"{n} request{'' if n == 1 else 's'}"
 
 
-def _offer(
-    run: Run, now: Pools, changed: Mapping[str, ArgValue], why: str, better: Callable[[Pools], bool]
-) -> list[Suggestion]:
+def _offer(run: Run, now: Pools, changed: Mapping[str, ArgValue], why: str) -> list[Suggestion]:
+    """That one set, if it starts and leaves more KV tokens."""
     new = run(changed)
-    if not _good(new) or not (now.failure or better(new)):
+    if not _good(new) or not (now.failure or new.kv_tokens > now.kv_tokens):
         return []
     return [Suggestion(dict(changed), _describe(new, now, why), _charged(new) - _charged(now))]
 
@@ -749,3 +733,139 @@ def _fewer_drafts(run: Run, now: Pools) -> list[Suggestion]:
     return _offer(
         run, now, changed, "fewer intermediate states, shorter acceptance", better=lambda p: p.kv_tokens > now.kv_tokens
     )
+
+
+# The inverse: which flags give a wanted concurrency.
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether `requests` of `tokens_per_request` each can run at once, and what has to be set for it.
+
+    set: the smallest change found, {} where nothing has to change, None where nothing fits.
+    missing_gb: of one GPU's memory, with the most frugal settings tried; 0 where it fits.
+    ways: every set that fits, cheapest first (fewest changes of kind, then memory).
+    """
+
+    requests: int
+    tokens_per_request: int
+    set: Mapping[str, ArgValue] | None
+    effect: str
+    cost_gb: float | None
+    missing_gb: float
+    ways: tuple[Suggestion, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "requests": self.requests,
+            "tokens_per_request": self.tokens_per_request,
+            "fits": self.set is not None,
+            "set": None if self.set is None else dict(self.set),
+            "effect": self.effect,
+            "cost_gb": _rounded(self.cost_gb),
+            "missing_gb": _rounded(self.missing_gb),
+            "ways": [w.as_json() for w in self.ways],
+        }
+
+
+def fit(
+    args: Mapping[str, ArgValue],
+    env: Mapping[str, str | Secret],
+    version: Version,
+    model: ModelConfig,
+    *,
+    requests: int,
+    tokens_per_request: int | None,
+    gpu_memory_gb: float | None,
+    available_gb: float | None,
+) -> Fit:
+    """Tries sets of changes, least intrusive first. tokens_per_request: prompt and output; None: 2048.
+
+    Raises PlanRefused where the memory or the weights' size is not known.
+    """
+    now = budget(args, env, version, model, gpu_memory_gb=gpu_memory_gb, available_gb=available_gb).pools
+    total = gpu_memory_gb if gpu_memory_gb is not None else now.pre_load_gb + _MEASURED.process_gb
+
+    def run(changed: Mapping[str, ArgValue]) -> Pools:
+        return allocate({**args, **changed}, env, version, model, total, now.pre_load_gb)
+
+    each = tokens_per_request or _LEAST_TOKENS
+    workers = now.settings.attn_dp
+    per_worker = -(-requests // workers)
+    wanted_tokens = per_worker * each
+
+    def holds(pools: Pools) -> bool:
+        return _good(pools) and pools.max_running >= per_worker and pools.kv_tokens >= wanted_tokens
+
+    if holds(now):
+        return Fit(requests, each, {}, _describe(now, now, "nothing has to change"), 0.0, 0.0)
+    found: list[tuple[int, Suggestion]] = []
+    nearest_short = math.inf
+    for rank, base in enumerate(_frugal(now, version, model)):
+        shape = run(base).settings
+        sizes: dict[str, ArgValue] = (
+            slots_for(per_worker, shape) if model.hybrid else {"max_running_requests": per_worker * workers}
+        )
+        changed, new = _with_room(run, {**base, **sizes})
+        if holds(new):
+            text = f"room for {wanted_tokens:,} tokens of {new.kv_tokens:,}"
+            found.append((rank, Suggestion(changed, _describe(new, now, text), _charged(new) - _charged(now))))
+            continue
+        spare = max(0.0, new.avail_end_gb - 2.0) if new.failure is None else 0.0
+        short = (wanted_tokens * new.kv_bytes_per_token) / GIB - (new.rest_gb - _charged(new)) - spare
+        nearest_short = min(nearest_short, max(short, 0.01))
+        if raised := _raised(run, {**base, **sizes}, holds):
+            changed, new = raised
+            text = f"{new.avail_end_gb:.1f} GB stay free at the end"
+            found.append((rank, Suggestion(changed, _describe(new, now, text), _charged(new) - _charged(now))))
+    if not found:
+        return Fit(
+            requests,
+            each,
+            None,
+            f"does not fit: about {nearest_short:.1f} GB of a GPU's memory are missing even with the most frugal settings",
+            None,
+            nearest_short,
+        )
+    ways = tuple(w for _, w in sorted(found, key=lambda f: (f[0], f[1].cost_gb or 0.0)))
+    return Fit(requests, each, ways[0].set, ways[0].effect, ways[0].cost_gb, 0.0, ways)
+
+
+def _frugal(now: Pools, version: Version, model: ModelConfig) -> list[dict[str, ArgValue]]:
+    """Settings that save memory, in the order in which one would try them: nothing, exact ones, then less exact ones."""
+    s = now.settings
+    lazy: dict[str, ArgValue] = {}
+    replayed: dict[str, ArgValue] = {}
+    if model.hybrid and s.algorithm and version.at_least("0.5.14") and s.strategy == "extra_buffer" and s.overlap:
+        lazy = {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
+    if model.hybrid and s.algorithm and version.at_least("0.5.17") and s.topk <= 1 and not s.replayssm:
+        replayed = {"enable_linear_replayssm_spec": True}
+    half: dict[str, ArgValue] = {"mamba_ssm_dtype": "bfloat16"} if model.hybrid and s.ssm_dtype == "float32" else {}
+    cache: dict[str, ArgValue] = {"kv_cache_dtype": "fp8_e4m3"} if s.kv_dtype == "auto" else {}
+    tried: list[dict[str, ArgValue]] = [{}]
+    for option in (
+        lazy,
+        replayed,
+        half,
+        cache,
+        {**half, **cache},
+        {**replayed, **cache},
+        {**replayed, **half, **cache},
+    ):
+        if option and option not in tried:
+            tried.append(option)
+    return tried
+
+
+def _raised(
+    run: Run, changed: dict[str, ArgValue], holds: Callable[[Pools], bool]
+) -> tuple[dict[str, ArgValue], Pools] | None:
+    """The same with a higher fraction, as far as 2 GB stay free after everything."""
+    fraction = run(changed).settings.fraction
+    assert fraction is not None
+    for step in range(1, int((0.95 - fraction) * 100) + 1):
+        higher = {**changed, "mem_fraction_static": round(fraction + step / 100, 3)}
+        new = run(higher)
+        if holds(new) and new.avail_end_gb >= 2.0:
+            return higher, new
+    return None
