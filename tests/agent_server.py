@@ -45,7 +45,9 @@ def main() -> None:
     say(f"server_args=ServerArgs(model_path={options.get('--model-path')!r})")
     child = subprocess.Popen(["sglang::scheduler", "-c", CHILD], executable=sys.executable)
     if env.get("AGENT_SERVER_ORPHAN"):
-        subprocess.Popen(["sglang::scheduler_TP1", "-c", CHILD, "stay"], executable=sys.executable, start_new_session=True)
+        subprocess.Popen(
+            ["sglang::scheduler_TP1", "-c", CHILD, "stay"], executable=sys.executable, start_new_session=True
+        )
     steps = 10
     for step in range(steps):
         time.sleep(float(env.get("AGENT_SERVER_LOAD_S", "0.3")) / steps)

@@ -104,6 +104,8 @@ class Watch:
                     boot = self.release.last_boot() or {}
                     if boot.get("n", 0) != boot_seen:
                         boot_seen = boot.get("n", 0)
+                        if self.ready_boot is not None and self.ready_boot < boot_seen:
+                            self.ready_boot, self._failed_proofs = None, 0  # that boot has gone, with what it said
                         self.last_news = now
                         self.stream.emit(
                             "state", word="starting", why=f"boot {boot_seen}, pid {boot.get('pid')}", boot=boot_seen
