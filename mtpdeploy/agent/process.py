@@ -152,6 +152,20 @@ def command_line(pid: int) -> str | None:
     return mask(text) or None
 
 
+def arguments(pid: int) -> list[str] | None:
+    """A process's command line in words, secrets masked; None if it is gone or has none."""
+    from mtpdeploy.sglang.masking import mask_values
+
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return None
+    if words == [b""]:
+        return None
+    masked = mask_values({"argv": [word.decode(errors="replace") for word in words]})["argv"]
+    return [str(word) for word in masked] if isinstance(masked, list) else None
+
+
 def environment(pid: int) -> dict[str, str] | None:
     """The environment a process was started with; None if it is not ours to read (or wiped: then it is empty)."""
     try:

@@ -353,6 +353,8 @@ class StatusResult(TypedDict, total=False):
     boot: int | None
     restarts: int
     main_pid: int | None
+    argv: list[str] | None  # of the live main process, secrets masked
+    environ_names: list[str] | None  # names only; None where it is wiped or not ours to read
     identity: Literal["ours", "earlier launch", "foreign", "unseen", "nobody", "unknown"]
     proof: list[Proof]
     port_owner: PortOwner | None

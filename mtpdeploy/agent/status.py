@@ -77,6 +77,9 @@ def status(
     result.update(known)
     main = release.main()
     result["main_pid"] = main.pid if main else None
+    result["argv"] = process.arguments(main.pid) if main else None
+    names = process.environment(main.pid) if main else None
+    result["environ_names"] = sorted(names) if names else None
     result["proof"], result["identity"] = prove(release, owner, main)
     word, why = _word(release, asked, state, boot, main, owner, result)
     if generate and word in ("ready", "degraded") and result["identity"] == "ours":

@@ -106,8 +106,10 @@ def _facts(log: LogRead) -> list[tuple[str, str]]:
             rows.append(
                 (label, f"{pool.get('tokens')} tokens; {size}" + (f"; {pool['dtype']}" if pool.get("dtype") else ""))
             )
-    for graph in s.graphs:
-        rows.append(("CUDA graphs", f"{graph.get('kind')}: {graph.get('elapsed_s')} s, {_gb(graph.get('mem_gb'))}"))
+    rows += [
+        ("CUDA graphs", f"{graph.get('kind')}: {graph.get('elapsed_s')} s, {_gb(graph.get('mem_gb'))}")
+        for graph in s.graphs
+    ]
     asked = (s.server_args or {}).get("max_running_requests")
     if s.max_running_requests is not None:
         told = f"{s.max_running_requests}" + (

@@ -88,12 +88,14 @@ CLASSES: Mapping[str, _Class] = {
     "killed_silently": _Class(
         "a process was ended from outside and nothing could be logged",
         "neither",
-        "find who killed it: the kernel's OOM killer, earlyoom, a container limit or a person; then give the host more memory, or load with less host memory",
+        "find who killed it: the kernel's OOM killer, earlyoom, a container limit or a person; "
+        "then give the host more memory, or load with less host memory",
     ),
     "killed_sigkill": _Class(
         "SIGKILL (exit 137 or -9): the kernel's OOM killer, a container limit, or kill -9",
         "neither",
-        "look into dmesg and the cgroup's memory.events; use less host memory (no CPU offload, smaller hierarchical cache, fewer loading threads) or raise the limit",
+        "look into dmesg and the cgroup's memory.events; use less host memory (no CPU offload, a smaller hierarchical cache) "
+        "or raise the limit",
     ),
     "kv_pool_too_small": _Class(
         "after the weights and the state pools nothing is left for the KV cache",
@@ -103,7 +105,8 @@ CLASSES: Mapping[str, _Class] = {
     "mamba_pool_too_small": _Class(
         "the linear-attention state pool does not hold the slots of even one request",
         "raise",
-        "give slots_per_request x concurrency slots and cap max_running_requests at that concurrency; if there is no memory at all, raise mem_fraction_static",
+        "give slots_per_request x concurrency slots and cap max_running_requests at that concurrency; "
+        "if there is no memory at all, raise mem_fraction_static",
     ),
     "oom_weights": _Class(
         "the GPU ran out of memory while the weights were loading",
@@ -439,7 +442,8 @@ def _mamba(summary: Summary, wanted: int | None) -> Remedy | None:
         return Remedy(
             "neither",
             pools,
-            f"each running request takes {per_request} slots: {pools['max_mamba_cache_size']} slots for {pools['max_running_requests']} requests; one of the two alone does not help",
+            f"each running request takes {per_request} slots: {pools['max_mamba_cache_size']} slots for "
+            f"{pools['max_running_requests']} requests; one of the two alone does not help",
         )
     if rest is not None and float(rest[1]) <= 0:
         least, now = _least_fraction(summary), _fraction(summary)

@@ -504,7 +504,9 @@ def _equal(a: object, b: object) -> bool:
             return math.isclose(float(a), float(b), rel_tol=1e-9)
         except ValueError:
             return False
-    if (isinstance(a, str) and isinstance(b, (Mapping, list))) or (isinstance(b, str) and isinstance(a, (Mapping, list))):
+    if (isinstance(a, str) and isinstance(b, (Mapping, list))) or (
+        isinstance(b, str) and isinstance(a, (Mapping, list))
+    ):
         import json
 
         text, value = (a, b) if isinstance(a, str) else (b, a)
@@ -727,7 +729,7 @@ def _acceptance(
     if not algorithm and length is None:
         return Acceptance(None, None, None, "off", "speculation is off")
     if simulating:
-        says = f"numbers are fictitious: {SIMULATED_ACCEPTANCE} forces the acceptance, and the text is garbage"
+        says = f"numbers are fictitious: {SIMULATED_ACCEPTANCE} forces the acceptance whatever the draft says"
         return Acceptance(length, rate, definition, "fictitious", says, source)
     if length is None:
         return Acceptance(

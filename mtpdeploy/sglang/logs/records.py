@@ -356,13 +356,15 @@ _FOREIGN = (
     (
         "vllm",
         re.compile(
-            r"\bvLLM API server version|\bvLLM engine|\(EngineCore|\(APIServer pid=|\[(?:api_server|llm_engine|core|async_llm|gpu_model_runner)\.py:\d+\]|\bvllm\.entrypoints"
+            r"\bvLLM API server version|\bvLLM engine|\(EngineCore|\(APIServer pid=|\bvllm\.entrypoints|"
+            r"\[(?:api_server|llm_engine|core|async_llm|gpu_model_runner)\.py:\d+\]"
         ),
     ),
     (
         "router",
         re.compile(
-            r"\bsglang_router(?:_rs)?(?:::|\b.*Starting router)|\bsmg::|\bsgl_model_gateway|Router (?:ready|listening|started) |policy=CacheAware|smg (?:launch|serve)"
+            r"\bsglang_router(?:_rs)?(?:::|\b.*Starting router)|\bsmg::|\bsgl_model_gateway|"
+            r"Router (?:ready|listening|started) |policy=CacheAware|smg (?:launch|serve)"
         ),
     ),
 )
