@@ -66,9 +66,14 @@ class Mock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.stop()
         self._thread.join(10)
+
+    def stop(self) -> None:
+        """The server dies: connections and port close."""
+        with contextlib.suppress(RuntimeError):  # it is dead already
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def _serve(self) -> None:
         asyncio.run(self._main())

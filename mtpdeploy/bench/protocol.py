@@ -282,7 +282,8 @@ async def _point(
             await asyncio.gather(*side, return_exceptions=True)
     counters_after = None
     if counters_before is not None:
-        counters_after = await _settled(target, counters_before, len(records), _tokens(records))
+        done = sum(record.ok for record in records)
+        counters_after = await _settled(target, counters_before, done, _tokens(records))
     facts = Measured(
         point=point.index,
         started_utc=started_utc,
@@ -440,13 +441,15 @@ def run(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Halt | None 
 
         if main:
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                loop.add_signal_handler(signal.SIGINT, interrupted)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.add_signal_handler(number, interrupted)
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(task)
     finally:
         if main:
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                loop.remove_signal_handler(signal.SIGINT)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()
