@@ -6,7 +6,9 @@ knows its hosts, asks them in parallel and answers for all of them.
 
 from __future__ import annotations
 
+import sys
 from inspect import Parameter, Signature
+from types import TracebackType
 from typing import Any
 
 from fabric import Connection
@@ -134,6 +136,17 @@ def _as_fab(example: str) -> str:
     if any(verb.name == dotted for verb in verbs()):
         return " ".join(["fab", dotted, *words[3:]])
     return " ".join(["fab", *words[1:]])
+
+
+def _told_of_nothing(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    """`fab --list | head -1`: Invoke prints its own help, and would end with a traceback when the reader leaves."""
+    if issubclass(kind, BrokenPipeError):
+        door.silence_stdout()
+    else:
+        sys.__excepthook__(kind, value, trace)
+
+
+sys.excepthook = _told_of_nothing
 
 
 def collection() -> Collection:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from commands import parse
 
 from mtpdeploy import errors
 from mtpdeploy.actions.verbs import verbs
@@ -73,10 +74,18 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [each for each in targets if not (page.parent / each).exists()] == []
 
 
-def test_verbs_named_in_the_pages_exist() -> None:
-    known = {verb.name.partition(".")[0] for verb in verbs()}
-    commands = re.compile(r"(?:^|`)(?:\$ )?(?:mtpdeploy|fab) ([a-z]+)[ `.\n]", re.MULTILINE)
-    wrong = [
-        f"{page.name}: {word}" for page in PAGES for word in commands.findall(page.read_text()) if word not in known
-    ]
-    assert wrong == []
+def commands(page: Path) -> list[str]:
+    """Every command of ours in a page: lines of code blocks, continued ones joined, and code in running text."""
+    text = page.read_text()
+    blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    lines = [line.strip() for line in blocks.splitlines()]
+    inline = re.findall(r"(?<!`)`((?:mtpdeploy|fab) [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    typed = [line for line in lines if re.match(r"(\$ )?(mtpdeploy|fab) ", line)]
+    return [line for line in (*typed, *inline) if "VERB" not in line and "…" not in line]
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [(str(page.relative_to(ROOT)), line) for page in PAGES for line in dict.fromkeys(commands(page))]
+)
+def test_a_command_in_the_pages_can_be_typed(page: str, line: str) -> None:
+    parse(line)
