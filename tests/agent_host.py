@@ -130,7 +130,7 @@ class AgentHost:
     # ---- a deployment of tests/agent_server.py
 
     def release(self, *, fingerprint: str = "one", supervisor: str = "detached", env: dict[str, str] | None = None,
-                args: tuple[str, ...] = (), launch_id: str | None = None, **more: Any) -> dict[str, Any]:  # fmt: skip
+                args: tuple[str, ...] = (), launch_id: str | None = None, key: str | None = None, **more: Any) -> dict[str, Any]:  # fmt: skip
         """`release` and `files` of a deploy request, rendered from the shipped templates."""
         launch_id = launch_id or new_launch_id()
         argv = [sys.executable, str(SERVER), "--host", "127.0.0.1", "--port", str(self.port), *args]
@@ -153,6 +153,7 @@ class AgentHost:
                 "mode": 0o644,
                 "content": jinja.get_template("systemd/user.service.j2").render(values),
             },
+            *([{"path": "server.yml", "mode": 0o600, "content": f"api-key: {json.dumps(key)}\n"}] if key else []),
             {"path": "tmux.sh", "mode": 0o700, "content": jinja.get_template("tmux/start.sh.j2").render(values)},
         ]
         release = {

@@ -25,7 +25,7 @@ from mtpdeploy.agent.fault import Fault
 from mtpdeploy.agent.process import ProcessId
 from mtpdeploy.agent.protocol import BenchPullRequest, BenchRequest
 from mtpdeploy.agent.release import Service, work_folder
-from mtpdeploy.agent.server import API_KEY_VARIABLE
+from mtpdeploy.agent.server import API_KEY_VARIABLE, api_key
 from mtpdeploy.agent.stream import Stream
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -85,7 +85,7 @@ def _start(service: Service, place: Path, request: BenchRequest) -> None:
         raise files.explain(error, "preparing the benchmark") from None
     env = {**os.environ, **{str(k): str(v) for k, v in (request.get("env") or {}).items()}}
     current = service.current()
-    if current is not None and (key := current.environment().get(API_KEY_VARIABLE)):
+    if current is not None and (key := api_key(current)):
         env[API_KEY_VARIABLE] = key
     argv = [os.path.expanduser(str(request["python"])), *_client_command(), str(place)]
     try:

@@ -65,8 +65,15 @@ class Root:
     def __init__(self, password: str | None = None) -> None:
         self._password = password
 
+        self._way: str | None = None
+
     def way(self) -> str:
         """`root`, `passwordless`, `password` (one was given), `asks` (one is needed) or `none` (no sudo)."""
+        if self._way is None:
+            self._way = self._find_way()
+        return self._way
+
+    def _find_way(self) -> str:
         if os.geteuid() == 0:
             return "root"
         if shutil.which("sudo") is None:

@@ -52,9 +52,9 @@ def refusal(release: Release) -> str | None:
     return None
 
 
-def give_up(release: Release, why: str) -> None:
+def give_up(release: Release, why: str, *, crash_loop: bool = False) -> None:
     """Records that no further boot will be tried."""
-    release.update(lambda state: state.update(gave_up={"utc": utc_now(), "why": why}))
+    release.update(lambda state: state.update(gave_up={"utc": utc_now(), "why": why, "crash_loop": crash_loop}))
 
 
 def taken(release: Release) -> str | None:
@@ -270,7 +270,8 @@ class Supervisor:
         while self.failures and now - self.failures[0] > self.window_s:
             self.failures.popleft()
         if len(self.failures) > self.limit:
-            give_up(self.release, f"it failed {len(self.failures)} times within {self.window_s:.0f} s")
+            why = f"it failed {len(self.failures)} times within {self.window_s:.0f} s"
+            give_up(self.release, why, crash_loop=True)
             self._say("given up: crash loop")
             return False
         pause = _PAUSES_S[min(len(self.failures), len(_PAUSES_S)) - 1]

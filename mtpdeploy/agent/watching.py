@@ -157,7 +157,7 @@ class Watch:
         if boot.get("ended_utc") is None and self._grace(boot):
             return None
         if state.get("gave_up"):
-            return self._result("ended", crash_loop="failed" in state["gave_up"]["why"])
+            return self._result("ended", crash_loop=bool(state["gave_up"].get("crash_loop")))
         if not self.release.was_ready():
             if self._grace(boot, 2.0):
                 return None

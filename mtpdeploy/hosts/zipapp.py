@@ -16,7 +16,6 @@ from pathlib import Path
 from mtpdeploy.resources import PACKAGE
 
 ROOTS = ("mtpdeploy.agent", "mtpdeploy.bench.hostmain")
-_MAIN = "import sys\nfrom mtpdeploy.agent.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -33,7 +32,7 @@ def agent() -> Agent:
     """The agent as this version of mtpdeploy ships it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py", _DATE), _MAIN)
+        archive.writestr(zipfile.ZipInfo("__main__.py", _DATE), (PACKAGE / "agent" / "zipmain.py").read_bytes())
         for path in sorted(_modules()):
             info = zipfile.ZipInfo(f"mtpdeploy/{path.relative_to(PACKAGE).as_posix()}", _DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
