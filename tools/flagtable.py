@@ -1,7 +1,7 @@
 """Reads every server flag of the published SGLang wheels from their syntax trees and writes mtpdeploy/sglang/flags.json.
 
-Nothing of SGLang is imported or run. For each release and each option string it records how argparse would treat it: kind, value type, choices, nargs,
-default, the field it fills, whether it is deprecated and for what. A default or a list of choices that is computed at run time
+Nothing of SGLang is imported or run. For each release and each option string it records how argparse treats it: kind, value type, choices,
+nargs, default, the field it fills, whether it is deprecated and for what. A default or a list of choices that is computed at run time
 (from a registry, from the GPU) is kept as null and the flag is marked, never guessed.
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_34_x86_64 --platform any -d WHEELS sglang==0.5.17
@@ -57,18 +57,35 @@ class Wheel:
         for node in ast.walk(self.tree(module)):
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if any(isinstance(t, ast.Name) and t.id == name for t in targets) and node.value is not None and node.col_offset == 0:
+                if (
+                    any(isinstance(t, ast.Name) and t.id == name for t in targets)
+                    and node.value is not None
+                    and node.col_offset == 0
+                ):
                     return module, node.value
             elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name and node.col_offset == 0:
                 return module, node
         for node in ast.walk(self.tree(module)):
-            if isinstance(node, ast.ImportFrom) and node.module and any((a.asname or a.name) == name for a in node.names):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and any((a.asname or a.name) == name for a in node.names)
+            ):
                 original = next(a.name for a in node.names if (a.asname or a.name) == name)
                 try:
                     return self.lookup(node.module, original, depth + 1)
                 except Unknown:
                     continue
         raise Unknown(name)
+
+    def constant(self, node: ast.AST | None, module: str) -> Any:
+        """The value, or None where it is only known at run time."""
+        if node is None:
+            return None
+        try:
+            return self.value(node, module, {})
+        except Unknown:
+            return None
 
     def value(self, node: ast.AST, module: str, names: dict[str, ast.AST]) -> Any:
         """Evaluates constants, displays, concatenations and the few calls that SGLang uses for choices."""
@@ -111,10 +128,20 @@ class Wheel:
                 where, cls = self.lookup(module, owner)
                 if isinstance(cls, ast.ClassDef):
                     for item in cls.body:
-                        target = item.target if isinstance(item, ast.AnnAssign) else item.targets[0] if isinstance(item, ast.Assign) else None
+                        target = (
+                            item.target
+                            if isinstance(item, ast.AnnAssign)
+                            else item.targets[0]
+                            if isinstance(item, ast.Assign)
+                            else None
+                        )
                         if isinstance(target, ast.Name) and target.id == attr and item.value is not None:  # type: ignore[union-attr]
                             siblings = {
-                                t.id: i.value for i in cls.body if isinstance(i, ast.Assign) for t in i.targets if isinstance(t, ast.Name)
+                                t.id: i.value
+                                for i in cls.body
+                                if isinstance(i, ast.Assign)
+                                for t in i.targets
+                                if isinstance(t, ast.Name)
                             }
                             return self.value(item.value, where, siblings)  # type: ignore[union-attr]
                 raise Unknown(f"{owner}.{attr}")
@@ -125,11 +152,11 @@ class Wheel:
             case ast.Call(func=ast.Name(id=name), args=[]):
                 where, function = self.lookup(module, name)
                 if isinstance(function, ast.FunctionDef):
-                    for returned in (n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None):
-                        try:
-                            return self.value(returned.value, where, {})  # type: ignore[arg-type]
-                        except Unknown:
-                            continue  # a branch that only a running process takes
+                    for returned in ast.walk(function):
+                        # A return that only a running process takes is passed over.
+                        found = self.constant(returned.value, where) if isinstance(returned, ast.Return) else None
+                        if found is not None:
+                            return found
                 raise Unknown(name)
             case ast.Call(func=ast.Name(id="get_args")) | ast.Subscript():
                 raise Unknown(ast.dump(node))
@@ -146,7 +173,9 @@ def value_type(node: ast.AST | None) -> str:
         return "str"
     text = text_of(node)
     known = {"json.loads": "json", "orjson.loads": "json", "human_readable_int": "human_int"}
-    return known.get(text, "json" if text.startswith("json_") else text if re.fullmatch(r"[A-Za-z_][\w.]*", text) else "expression")
+    return known.get(
+        text, "json" if text.startswith("json_") else text if re.fullmatch(r"[A-Za-z_][\w.]*", text) else "expression"
+    )
 
 
 class Declarations:
@@ -180,7 +209,9 @@ class Declarations:
                 self.read_field(module, item)
         # From 0.5.20 on the fields live in one class per namespace that ServerArgs collects by name.
         if cls.name == "ServerArgs" and not any(f.startswith("--") for f in self.flags):
-            for name in sorted(n for n in self.wheel.names if n.startswith("sglang/srt/arg_groups/fields/") and n.endswith(".py")):
+            for name in sorted(
+                n for n in self.wheel.names if n.startswith("sglang/srt/arg_groups/fields/") and n.endswith(".py")
+            ):
                 fields_module = name[:-3].replace("/", ".")
                 for node in self.wheel.tree(fields_module).body:
                     if isinstance(node, ast.ClassDef):
@@ -189,9 +220,14 @@ class Declarations:
     def read_field(self, module: str, item: ast.AnnAssign) -> None:
         """`name: A[T, "help"] = default` or `A[T, Arg(...)]` (0.5.14 on)."""
         annotation = item.annotation
-        if not (isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name) and annotation.value.id in ("A", "Annotated")):
+        if not (
+            isinstance(annotation, ast.Subscript)
+            and isinstance(annotation.value, ast.Name)
+            and annotation.value.id in ("A", "Annotated")
+        ):
             return
-        assert isinstance(annotation.slice, ast.Tuple) and isinstance(item.target, ast.Name)
+        assert isinstance(annotation.slice, ast.Tuple)
+        assert isinstance(item.target, ast.Name)
         inner, *metadata = annotation.slice.elts
         arg = next((m for m in metadata if isinstance(m, ast.Call) and text_of(m.func) == "Arg"), None)
         if arg is None and not any(isinstance(m, (ast.Constant, ast.JoinedStr, ast.BinOp)) for m in metadata):
@@ -202,8 +238,8 @@ class Declarations:
         if isinstance(no_cli := given.get("no_cli"), ast.Constant) and no_cli.value:
             return
         field = item.target.id
-        main = self.constant(given.get("cli_name"), module) or "--" + field.replace("_", "-")
-        names = [main, *(self.constant(given.get("aliases"), module) or [])]
+        main = self.wheel.constant(given.get("cli_name"), module) or "--" + field.replace("_", "-")
+        names = [main, *(self.wheel.constant(given.get("aliases"), module) or [])]
         kind = text_of(inner).replace("typing.", "").replace('"', "'")
         optional = re.fullmatch(r"Optional\[(.*)\]", kind) or re.fullmatch(r"(.*?) \| None", kind)
         bare = optional[1] if optional else kind
@@ -213,27 +249,40 @@ class Declarations:
             extra = given.get("action_kwargs")
             kwargs = {}
             if isinstance(extra, ast.Dict):
-                kwargs = {k.value: v for k, v in zip(extra.keys, extra.values, strict=True) if isinstance(k, ast.Constant)}
+                kwargs = {
+                    k.value: v for k, v in zip(extra.keys, extra.values, strict=True) if isinstance(k, ast.Constant)
+                }
             self.action(record, given["action"], kwargs, module)
         elif literal := re.fullmatch(r"(?:Literal)\[(.*)\]", bare):
-            record |= {"kind": "value", "type": value_type(parser), "choices": list(ast.literal_eval(f"({literal[1]},)"))}
+            record |= {
+                "kind": "value",
+                "type": value_type(parser),
+                "choices": list(ast.literal_eval(f"({literal[1]},)")),
+            }
             if "choices" in given:
                 self.choices(record, given["choices"], module, {})
         elif (listed := re.fullmatch(r"(?:List|list)(?:\[(.*)\])?", bare)) and parser is None:
             element = listed[1] if listed[1] in ("int", "float") else "str"
-            record |= {"kind": "value", "type": element, "nargs": self.constant(given.get("nargs"), module) or "+"}
+            record |= {
+                "kind": "value",
+                "type": element,
+                "nargs": self.wheel.constant(given.get("nargs"), module) or "+",
+            }
             self.choices(record, given.get("choices"), module, {})
         elif bare == "bool" and parser is None:
             record |= {"kind": "flag"}
         else:
-            record |= {"kind": "value", "type": value_type(parser) if parser is not None else bare if bare in ("int", "float") else "str"}
+            record |= {
+                "kind": "value",
+                "type": value_type(parser) if parser is not None else bare if bare in ("int", "float") else "str",
+            }
             self.choices(record, given.get("choices"), module, {})
-            if nargs := self.constant(given.get("nargs"), module):
+            if nargs := self.wheel.constant(given.get("nargs"), module):
                 record["nargs"] = nargs
-            if item.value is None or self.constant(given.get("required"), module):
+            if item.value is None or self.wheel.constant(given.get("required"), module):
                 record["required"] = True
         self.default(record, item.value, module)
-        if isinstance(help_node := given.get("help"), ast.AST) or metadata:
+        if given.get("help") or metadata:
             self.help(record, given.get("help") or metadata[0])
         self.register(names, record)
 
@@ -245,39 +294,55 @@ class Declarations:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 local.setdefault(node.targets[0].id, node.value)
         for node in ast.walk(method):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"):
+            if not (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+            ):
                 continue
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and str(a.value).startswith("--")]
             if not names:
                 continue
             given = {k.arg: k.value for k in node.keywords if k.arg}
             longest = names[0]
-            record: dict[str, Any] = {"dest": self.constant(given.get("dest"), SERVER_ARGS) or longest[2:].replace("-", "_")}
+            record: dict[str, Any] = {
+                "dest": self.wheel.constant(given.get("dest"), SERVER_ARGS) or longest[2:].replace("-", "_")
+            }
             if "action" in given:
                 self.action(record, given["action"], given, SERVER_ARGS, local)
             else:
                 record |= {"kind": "value", "type": value_type(given.get("type"))}
                 self.choices(record, given.get("choices"), SERVER_ARGS, local)
-                if nargs := self.constant(given.get("nargs"), SERVER_ARGS):
+                if nargs := self.wheel.constant(given.get("nargs"), SERVER_ARGS):
                     record["nargs"] = nargs
-                if self.constant(given.get("required"), SERVER_ARGS):
+                if self.wheel.constant(given.get("required"), SERVER_ARGS):
                     record["required"] = True
             self.default(record, given.get("default"), SERVER_ARGS)
             self.help(record, given.get("help"))
             self.register(names, record)
 
-    def action(self, record: dict[str, Any], node: ast.AST, given: dict[Any, ast.AST], module: str, local: dict[str, ast.AST] | None = None) -> None:
-        name = self.constant(node, module) if isinstance(node, ast.Constant) else text_of(node).rsplit(".", 1)[-1]
+    def action(
+        self,
+        record: dict[str, Any],
+        node: ast.AST,
+        given: dict[Any, ast.AST],
+        module: str,
+        local: dict[str, ast.AST] | None = None,
+    ) -> None:
+        name = self.wheel.constant(node, module) if isinstance(node, ast.Constant) else text_of(node).rsplit(".", 1)[-1]
         if name in ("store_true", "store_false"):
             record["kind"] = "flag"
         elif name == "BooleanOptionalAction":
             record["kind"] = "switch"  # --x and --no-x
-        elif name in ("DeprecatedStoreTrueAction", "DeprecatedStoreConstAction", "DeprecatedAction", "PrintDeprecatedWarning"):
+        elif name in (
+            "DeprecatedStoreTrueAction",
+            "DeprecatedStoreConstAction",
+            "DeprecatedAction",
+            "PrintDeprecatedWarning",
+        ):
             record |= {"kind": "flag", "deprecated": True}
             if name == "DeprecatedAction" and "error_message" in given:
                 record["dead"] = True  # accepted by the parser, then refused by name
             if "const_value" in given:
-                record["const"] = self.constant(given["const_value"], module)
+                record["const"] = self.wheel.constant(given["const_value"], module)
                 if record["const"] is None:
                     record["const"] = text_of(given["const_value"]).rsplit(".", 1)[-1].lower()
             if "choices" in given:
@@ -286,26 +351,18 @@ class Declarations:
         else:
             record |= {"kind": "value", "type": value_type(given.get("type")), "action": name}
             self.choices(record, given.get("choices"), module, local or {})
-            if nargs := self.constant(given.get("nargs"), module):
+            if nargs := self.wheel.constant(given.get("nargs"), module):
                 record["nargs"] = nargs
             if name == "DeprecatedAliasStoreAction":
                 record["deprecated"] = True
-        if new := self.constant(given.get("new_flag"), module):
+        if new := self.wheel.constant(given.get("new_flag"), module):
             record["use"] = new
-
-    def constant(self, node: ast.AST | None, module: str) -> Any:
-        if node is None:
-            return None
-        try:
-            return self.wheel.value(node, module, {})
-        except Unknown:
-            return None
 
     def choices(self, record: dict[str, Any], node: ast.AST | None, module: str, local: dict[str, ast.AST]) -> None:
         if node is None or (isinstance(node, ast.Constant) and node.value is None):
             return
         try:
-            record["choices"] = [c for c in self.wheel.value(node, module, local)]
+            record["choices"] = list(self.wheel.value(node, module, local))
         except Unknown:
             record["choices_computed"] = True
 
@@ -337,7 +394,9 @@ class Declarations:
         """Only what the help says of deprecation is kept."""
         if node is None:
             return
-        words = "".join(str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        words = "".join(
+            str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        )
         if re.match(r"\W*(note:.*)?deprecated\b", words, re.IGNORECASE):
             record["deprecated"] = True
             if (use := re.search(r"use (--[\w-]+)", words, re.IGNORECASE)) and "use" not in record:

@@ -69,6 +69,11 @@ class Plan:
             home=self.home,
         )
 
+    @property
+    def wants_help(self) -> bool:
+        """This version is not in the flag table, and its own --help was not read: the probe should (`help_flags`)."""
+        return not self.version.known and self.known.help_flags is None
+
     def needs(self) -> dict[str, Any]:
         """What the host must have before anything is stopped (the agent's Needs); GiB by GPU index."""
         if self.budget is None or not self.known.gpus:
@@ -111,7 +116,7 @@ class Plan:
         return {n: MASK if isinstance(v, Secret) or is_secret(n) else v for n, v in sorted(self.env.items())}
 
     def as_json(self, *, files: bool = True) -> dict[str, object]:
-        shown = [f for f in self.files()] if files else []
+        shown = self.files() if files else ()
         return {
             "sglang_version": str(self.version),
             "sglang_version_source": self.known.version_source,
@@ -157,7 +162,7 @@ def make_plan(
     notes += built.notes if built else ()
     refused = [f for f in findings if f.severity == "refuse"]
     if refused or problems:
-        _refuse(refused, problems, version)
+        _refuse(deployment, refused, problems, version)
     assert built is not None
     budget, known = _budget(args, env, known)
     findings += _memory_findings(budget)
@@ -214,7 +219,7 @@ def _command(
         return None, [str(p) for p in problems] if isinstance(problems, list) else [refused.message]
 
 
-def _refuse(findings: Sequence[Finding], problems: Sequence[str], version: Version) -> None:
+def _refuse(deployment: Deployment, findings: Sequence[Finding], problems: Sequence[str], version: Version) -> None:
     lines = [*problems]
     for finding in findings:
         fix = " and ".join(f"{'' if n.startswith('env.') else 'args.'}{n}={_shown(v)}" for n, v in finding.fix.items())
@@ -222,10 +227,12 @@ def _refuse(findings: Sequence[Finding], problems: Sequence[str], version: Versi
     sets = " ".join(
         f"--set {'' if n.startswith('env.') else 'args.'}{n}={_shown(v)}" for f in findings for n, v in f.fix.items()
     )
+    named = f" --profile {deployment.profile}" if deployment.profile else ""
+    named += "" if deployment.host is NO_HOST else f" --host {deployment.host.name}"
     head = f"SGLang {version} would not serve with this: "
     raise PlanRefused(
         head + (lines[0] if len(lines) == 1 else "\n  - " + "\n  - ".join(lines)) + "\nNothing was touched.",
-        next_commands=[f"mtpdeploy plan … {sets}"] if sets else [],
+        next_commands=[f"mtpdeploy plan{named} {sets}"] if sets and deployment.profile else [],
         runbook="argument-ignored",
         details={
             "sglang_version": str(version),

@@ -14,6 +14,7 @@ from mtpdeploy.errors import ConfigError, PlanRefused
 from mtpdeploy.inventory.values import Deployment
 from mtpdeploy.resources import environment
 from mtpdeploy.secret import Secret
+from mtpdeploy.sglang.masking import is_secret
 
 RESTART_LIMIT = 3  # restarts after which a crash loop is given up …
 RESTART_WINDOW_S = 1800.0  # … if they fall into this time: a load takes minutes
@@ -65,7 +66,12 @@ def render(
     )
     files = [
         File("launch.sh", 0o700, script),
-        File("env", 0o600, _environment_file(env), secret=any(isinstance(v, Secret) for v in env.values())),
+        File(
+            "env",
+            0o600,
+            _environment_file(env),
+            secret=any(isinstance(v, Secret) or is_secret(n) for n, v in env.items()),
+        ),
     ]
     if secrets:
         if "--config" in argv:

@@ -197,7 +197,9 @@ _REDIRECT = re.compile(r"\d*(?:>>?|<|>&|&>)(?:&\d|.*)")
 
 
 def parse(command: str | Sequence[str], version: Version, help_flags: HelpFlags | None = None) -> Parsed:
-    """Reads `ENV=1 python -m sglang.launch_server …`, `sglang serve MODEL …`, a container's command, or bare flags, as argparse of that version would.
+    """Reads `ENV=1 python -m sglang.launch_server …`, `sglang serve MODEL …`, a container's command, or bare flags.
+
+    What argparse of that version accepts is accepted, abbreviations included.
 
     command: text as typed in a shell (quotes, `\\` at line ends) or an argv.
     UsageError: not an SGLang server command. PlanRefused: an option that this version lacks, an ambiguous one, or a wrong value.

@@ -124,7 +124,7 @@ def _names() -> Mapping[str, str]:
 
 
 def canonical(name: str) -> str | None:
-    """`--mamba-scheduler-strategy`, `mamba-scheduler-strategy`, `mamba_scheduler_strategy` → `mamba_radix_cache_strategy`; None: no release has it."""
+    """`--mamba-scheduler-strategy`, `mamba_scheduler_strategy` → `mamba_radix_cache_strategy`; None: no release has it."""
     return _names().get(name.removeprefix("--").replace("-", "_"))
 
 
@@ -229,7 +229,10 @@ def known_options(version: Version, help_flags: HelpFlags | None = None) -> Mapp
 
 
 def spelling(name: str, version: Version, help_flags: HelpFlags | None = None) -> Flag | None:
-    """The option to emit for a canonical name: never deprecated if there is another, the field's own name before an alias. None: this version has none."""
+    """The option to emit for a canonical name: not a deprecated one if there is another, the field's own name before an alias.
+
+    None: this version has none.
+    """
     options = known_options(version, help_flags)
     found = [options[o] for o in _options().get(name, ()) if o in options]
     if not found and help_flags:
@@ -278,12 +281,12 @@ def match(written: str, version: Version, help_flags: HelpFlags | None = None) -
             candidates[option] = flag, False
         if flag.kind == "switch" and ("--no-" + option[2:]).startswith(written):
             candidates["--no-" + option[2:]] = flag, True
+    if len(written) > 2 and "--help".startswith(written):
+        candidates["--help"] = Flag("--help", "help", "flag", group="--help"), False
     if written in candidates:
         return Match(written, *candidates[written])
     if not candidates or not written.startswith("--") or written == "--":
         return Match(written)
-    if "--help".startswith(written):
-        candidates["--help"] = Flag("--help", "help", "flag"), False
     groups = {(flag.group, negated) for flag, negated in candidates.values()}
     if len(groups) == 1:
         flag, negated = min(candidates.values(), key=lambda c: c[0].option != c[0].group)
@@ -297,9 +300,9 @@ def nearest(name: str, version: Version, help_flags: HelpFlags | None = None) ->
     if (known := canonical(name)) and (flag := spelling(known, version, help_flags)):
         return flag.option
     wanted = name.removeprefix("--").replace("_", "-").lower()
-    if (runs := _table().get("--" + wanted)) and (use := runs[-1].get("use")):
-        if (named := re.match(r"--[\w-]+", str(use))) and named[0] in options:
-            return str(use)
+    use = str(runs[-1].get("use", "")) if (runs := _table().get("--" + wanted)) else ""
+    if (named := re.match(r"--[\w-]+", use)) and named[0] in options:
+        return use
     plain = {option[2:]: option for option, flag in options.items() if not flag.deprecated}
     close = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.75)
     if not close:  # the same words in another order, or one word more: --max-concurrent-requests

@@ -730,9 +730,7 @@ def _fewer_drafts(run: Run, now: Pools) -> list[Suggestion]:
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": s.steps,
     }
-    return _offer(
-        run, now, changed, "fewer intermediate states, shorter acceptance", better=lambda p: p.kv_tokens > now.kv_tokens
-    )
+    return _offer(run, now, changed, "fewer intermediate states, shorter acceptance")
 
 
 # The inverse: which flags give a wanted concurrency.

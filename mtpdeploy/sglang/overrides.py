@@ -26,7 +26,7 @@ class Settings:
     """The settings in force, as far as they decide speed, memory and whether the server starts. Sizes in GiB.
 
     algorithm:        EAGLE, EAGLE3, NGRAM …; None without speculation
-    draft_tokens:     D, what the budget reserves for; allocated_draft_tokens: D′, what is allocated (more with adaptive)
+    draft_tokens:     D, what the budget reserves for; allocated_draft_tokens: D*, what is allocated (more with adaptive)
     strategy:         no_buffer, extra_buffer, extra_buffer_lazy; None: no linear attention, or radix cache off
     requested_running: None only without speculation
     fraction:         mem_fraction_static; None: automatic and the GPU's memory is not known
