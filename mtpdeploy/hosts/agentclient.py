@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import shlex
@@ -90,7 +91,14 @@ class AgentClient:
         result = self._converse(verb, command, frame, on_event)
         if result is None:
             command = _sh(
-                _BOOTSTRAP, self.python, _INSTALL, self.workdir, packed.digest, str(len(packed.content)), verb, word or "-"
+                _BOOTSTRAP,
+                self.python,
+                _INSTALL,
+                self.workdir,
+                packed.digest,
+                str(len(packed.content)),
+                verb,
+                word or "-",
             )
             result = self._converse(verb, command, packed.content + (frame or b""), on_event)
         if result is None:
@@ -105,10 +113,8 @@ class AgentClient:
         channel = self.transport.exec(command)
         try:
             if stdin is not None:
-                try:
+                with contextlib.suppress(OSError):  # it did not want it; what it says next tells why
                     channel.send(stdin)
-                except OSError:
-                    pass  # it did not want it; what it says next tells why
             channel.finish()
             for event in self._events(channel, verb):
                 kind = event.pop("event", None)
@@ -121,11 +127,15 @@ class AgentClient:
                 if kind == "no-python":
                     raise RemoteError(
                         f"{name} has neither {self.python!r} nor python3; the agent needs Python 3.10 or newer",
-                        next_commands=["set `python:` or `venv:` of this host in the inventory to SGLang's interpreter"],
+                        next_commands=[
+                            "set `python:` or `venv:` of this host in the inventory to SGLang's interpreter"
+                        ],
                         runbook="server-never-ready",
                     )
                 if kind == "old-python":
-                    raise RemoteError(f"{name}: {self.python} is Python {event['version']}; the agent needs 3.10 or newer")
+                    raise RemoteError(
+                        f"{name}: {self.python} is Python {event['version']}; the agent needs 3.10 or newer"
+                    )
                 if kind != "heartbeat":
                     on_event({"event": kind, **event})
             status = channel.exit_status(5.0)

@@ -90,10 +90,8 @@ def before_args(launch: Launch) -> Iterator[Step]:
 def _refusal(launch: Launch) -> str:
     """The words of SGLang where they are known."""
     version, settings = launch.version, launch.settings
-    if (
-        (launch.refused is not None
-        and "strategy" in launch.refused.rule)
-        or launch.given.get("mamba_radix_cache_strategy")
+    if (launch.refused is not None and "strategy" in launch.refused.rule) or launch.given.get(
+        "mamba_radix_cache_strategy"
     ):
         if version.at_least("0.5.10") and version.before("0.5.14"):
             if launch.given.get("disable_radix_cache"):
@@ -343,11 +341,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
             }
             yield (
                 0.1,
-                (
-                    f"Capture {old[name]} graph begin. This can take up to several minutes. avail mem={avail:.2f} GB"
-                    if who == "target"
-                    else f"Capture {old[name]} graph begin. This can take up to several minutes. avail mem={avail:.2f} GB"
-                ),
+                f"Capture {old[name]} graph begin. This can take up to several minutes. avail mem={avail:.2f} GB",
             )
         for done, size in enumerate(reversed(sizes)):
             yield 0.06, _capture("Capturing batches (bs", size, avail, done, len(sizes))
