@@ -14,7 +14,7 @@ from mtpdeploy import __version__
 from mtpdeploy.actions.report import BenchAnswer, limits, recomputed
 from mtpdeploy.bench import load, prompting
 from mtpdeploy.bench.values import SCHEMA, PointSpec, RunSpec, Stop
-from mtpdeploy.errors import HostUnreachable, MtpError, RemoteError, UsageError
+from mtpdeploy.errors import ConfigError, HostUnreachable, MtpError, RemoteError, UsageError
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
 from mtpdeploy.store import Run, Store
@@ -76,12 +76,17 @@ def bench(
                     f"{name} and --url exclude each other: an endpoint of somebody else's has no host of ours"
                 )
         return _at_url(home, talk, wish, url, _key(api_key_env))
-    from mtpdeploy.actions.benchhost import at_hosts
+    from mtpdeploy.actions import benchhost
 
-    return at_hosts(
-        home, talk, wish, host=host, profile=profile, inventory=inventory, sets=set_, place=from_, arms=arms, order=order,
-        attach=attach, key=_key(api_key_env),
-    )  # fmt: skip
+    if attach is not None:
+        return benchhost.attach(home, talk, attach, inventory=inventory)
+    if arms is not None:
+        from mtpdeploy.actions.bencharms import by_turns
+
+        return by_turns(home, talk, wish, arms, order, host=host, inventory=inventory, sets=set_, place=from_)
+    return benchhost.at_hosts(
+        home, talk, wish, host=host, profile=profile, inventory=inventory, sets=set_, place=from_, key=_key(api_key_env)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +309,7 @@ def measured(
     from mtpdeploy.bench import protocol
     from mtpdeploy.bench.client import EndpointError
 
-    points = _points(asked)
+    points = point_specs(asked)
     spec = replace(wish.spec, url=url, points=points, expect=dict(expect or {}), gpu_samples=False)
     keeper = Keeper(home, talk, wish, asked, spec, meta, provenance)
     try:
@@ -318,7 +323,7 @@ def measured(
     return keeper.finish()
 
 
-def _points(asked: load.Asked) -> tuple[PointSpec, ...]:
+def point_specs(asked: load.Asked) -> tuple[PointSpec, ...]:
     try:
         return load.points(asked)
     except ValueError as exc:
@@ -347,12 +352,47 @@ class Keeper:
         self._spec = spec
         self._meta = dict(meta)
         self._provenance = dict(provenance)
-        self._notes = list(wish.notes)
+        self._notes: list[str] = []
         self._skipped: list[dict[str, object]] = []
         self._finished = 0
         self.halt = Halt()
         self.run: Run | None = None
+        self.failure: MtpError | None = None
+        self.seen = 0  # events of a client at a host that were taken
         self._labels = {point.index: label(point) for point in spec.points}
+
+    @classmethod
+    def of(cls, home: Path, talk: Talk, run: Run, seen: int) -> Keeper:
+        """Takes up a run whose client went on alone."""
+        from mtpdeploy.bench.wire import load as read_spec
+
+        stored = run.read_json("spec.json")
+        if not isinstance(stored, Mapping):
+            raise ConfigError(f"run {run.id}: spec.json is missing")
+        spec = read_spec(stored)
+        slo = run.meta.get("slo")
+        wish = Wish(load.Asked(), None, spec, ",".join(slo) if isinstance(slo, list) and slo else None, ())
+        keeper = cls(home, talk, wish, wish.asked, spec, {}, {})
+        keeper.run, keeper.seen = run, seen
+        return keeper
+
+    @property
+    def run_id(self) -> str | None:
+        return self.run.id if self.run else None
+
+    def begin(self, server: Mapping[str, Any], remote: str) -> None:
+        """Makes the run before the client at the host starts: a line that is cut at once must leave its name."""
+        self._server({"server": server})
+        assert self.run is not None
+        self.run.update_meta(remote_run=remote, seen=0)
+
+    def remember(self) -> None:
+        """How far the events were taken, for `--attach`."""
+        if self.run is not None:
+            self.run.update_meta(seen=self.seen)
+
+    def say(self, text: str) -> None:
+        self._talk.note(text)
 
     def take(self, event: Mapping[str, Any]) -> None:
         what = event.get("what")
@@ -362,12 +402,32 @@ class Keeper:
 
     def _server(self, event: Mapping[str, Any]) -> None:
         server = event["server"]
-        self._notes += [str(note) for note in event.get("notes", ())]
-        self.run = Store(self._home).new_run("bench", self._meta_of(event, server))
+        told = [*self._wish.notes, *(str(note) for note in event.get("notes", ()))]
+        fresh = [note for note in told if note not in self._notes]
+        self._notes += fresh
+        meta = self._meta_of(event, server)
+        if self.run is None:
+            self.run = Store(self._home).new_run("bench", meta)
+            self.run.write_json("spec.json", stored_spec(self._spec))
+        else:
+            self.run.update_meta(**{name: event.get(name) for name in ("api", "template")})
         self.run.write_json("server_before.json", server)
-        self.run.write_json("spec.json", stored_spec(self._spec))
-        for note in self._notes:
+        for note in fresh:
             self._talk.note(f"note: {note}")
+
+    def _surroundings(self, event: Mapping[str, Any]) -> None:
+        """Of the host, from the client there."""
+        assert self.run is not None
+        told = {key: value for key, value in event.items() if key != "what"}
+        known = self.run.meta.get("provenance")
+        self.run.update_meta(
+            surroundings=told,
+            provenance={**(known if isinstance(known, Mapping) else {}), "model_hash": told.get("model_hash")},
+        )
+
+    def _failed(self, event: Mapping[str, Any]) -> None:
+        """The client at the host cannot measure: kept until its end is heard of."""
+        self.failure = endpoint_failure(str(event["kind"]), str(event["message"]))
 
     def _meta_of(self, event: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
         asked, spec = self._asked, self._spec
@@ -443,6 +503,10 @@ class Keeper:
         self._finished += 1
         name = self._labels.get(event["measured"]["point"], "")
         self._talk.done("bench", f"{name}: {event['measured']['duration_s']:.1f} s")
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        if event.get("interrupted"):
+            self.halt.ask()
 
     def fail(self, kind: str, message: str) -> None:
         """The run ends without its last points; what was measured stays."""

@@ -19,9 +19,16 @@ KEY_VARIABLE = "MTPDEPLOY_API_KEY"  # the same name as in the agent, which sets 
 def main(spec: Mapping[str, Any], place: Path) -> int:
     """Runs the specification (wire.dump's form); writes finished.json when it has come to its own end."""
 
-    def emit(event: Mapping[str, Any]) -> None:
+    def write(event: Mapping[str, Any]) -> None:
         sys.stdout.write(json.dumps(event, separators=(",", ":"), default=str) + "\n")
         sys.stdout.flush()
+
+    def emit(event: Mapping[str, Any]) -> None:
+        write(event)
+        if event["what"] == "server":
+            from mtpdeploy.bench import surroundings
+
+            write({"what": "surroundings", **surroundings.look(event["server"])})
 
     try:
         import aiohttp

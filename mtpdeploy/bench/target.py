@@ -102,7 +102,7 @@ class Target:
             if status in (401, 403):
                 raise EndpointError(f"http-{status}", f"GET {path}: HTTP {status}: the server wants another API key")
             if status == 200 and isinstance(info, dict) and ("internal_states" in info or "model_path" in info):
-                return self._sglang(info) | await self._model_info()
+                return self.read_server_info(info) | await self._model_info()
         status, models = await self.json("/v1/models")
         if status in (401, 403):
             raise EndpointError(f"http-{status}", f"GET /v1/models: HTTP {status}: the server wants another API key")
@@ -117,7 +117,8 @@ class Target:
         return told
 
     @staticmethod
-    def _sglang(info: Mapping[str, Any]) -> dict[str, Any]:
+    def read_server_info(info: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of /server_info that a run keeps: no secret, and the limits that hold rather than those asked for."""
         told: dict[str, Any] = {"kind": "sglang"}
         told |= {name: info[name] for name in PLAIN_FACTS if info.get(name) is not None}
         states = info.get("internal_states")
