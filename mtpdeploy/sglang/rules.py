@@ -485,13 +485,12 @@ def _model(launch: _Launch) -> Iterator[Finding]:
                 f"language_model_only is refused for {model.architecture} (ValueError)",
                 {"language_model_only": False},
             )
-    for name, count in (
-        ("attention heads", model.heads),
-        ("linear value heads", model.linear.value_heads if model.linear else 0),
-        ("linear key heads", model.linear.key_heads if model.linear else 0),
-    ):
-        if count and count % s.attn_tp:
-            yield Finding("refuse", "tensor-parallel", f"tp_size {s.tp} does not divide the model's {count} {name}")
+    counts = {"attention heads": model.heads}
+    if model.linear:
+        counts |= {"linear value heads": model.linear.value_heads, "linear key heads": model.linear.key_heads}
+    odd = [f"{count} {name}" for name, count in counts.items() if count % s.attn_tp]
+    if odd:
+        yield Finding("refuse", "tensor-parallel", f"tp_size {s.tp} does not divide the model's {', '.join(odd)}")
 
 
 def _numbers(launch: _Launch) -> Iterator[Finding]:

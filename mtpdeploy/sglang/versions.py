@@ -44,7 +44,9 @@ class Version:
         numbers = [int(n) for n in found["release"].split(".")]
         while len(numbers) > 1 and numbers[-1] == 0:
             numbers.pop()
-        pre = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}.get(found["pre"] or "", found["pre"] or "")
+        pre = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}.get(
+            found["pre"] or "", found["pre"] or ""
+        )
         tail: list[tuple[int, int]] = []
         if pre:
             tail.append((_TAIL[pre], int(found["pre_n"] or 0)))
