@@ -81,7 +81,8 @@ def read(path: Path) -> Document:
 def parse(text: str, path: Path) -> Document:
     """`path` is only named in errors."""
     try:
-        loader = yaml.SafeLoader(text)
+        # libyaml where PyYAML was built with it: four times faster, and a thousand hosts are two seconds without.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         try:
             root = loader.get_single_node()
             if root is None:
