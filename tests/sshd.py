@@ -70,6 +70,7 @@ class Sshd:
         return len(living)
 
     def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; close alone would not
         self._listener.close()
         self.cut()
 

@@ -241,6 +241,7 @@ class SshTransport:
             with _agent_socket(target.agent_socket):
                 connection.open()
         except BaseException:
+            connection.client.close()  # ends Paramiko's thread before its descriptor can be used again
             sock.close()
             raise
         return connection
