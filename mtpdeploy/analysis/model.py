@@ -30,7 +30,9 @@ PRIOR_SPREAD = 1.5  # of each coefficient around its prior: the roofline knows n
 # What speculation costs a step whatever the number of drafts (verification's own kernels and gaps), as if it were bytes.
 # On an H200 two, three and four verified tokens took 3.4, 4.7 and 5.3 ms more than one: 2.5 ms and 1 ms a draft.
 SPECULATION_GB = 8.0
-COMPUTE_GB = 0.3  # what one verified token costs in arithmetic, as if it were bytes moved (27B on Hopper: 2·27e9 / 0.8e15 s)
+COMPUTE_GB = (
+    0.3  # what one verified token costs in arithmetic, as if it were bytes moved (27B on Hopper: 2·27e9 / 0.8e15 s)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,18 @@ class Shape:
 
     @classmethod
     def from_memory(cls, memory: Mapping[str, object]) -> Shape:
-        """From CONTRACT's `memory`; what it lacks keeps its default."""
+        """From the budget's `memory`; what it lacks keeps its default."""
+        usual = cls()
 
         def known(key: str, scale: float, default: float) -> float:
             value = memory.get(key)
             return float(value) * scale if isinstance(value, (int, float)) and value > 0 else default
 
         return cls(
-            weights_gb=known("weights_gb", 1.0, cls.weights_gb),
-            draft_step_gb=known("draft_weights_gb", 0.6, cls.draft_step_gb),  # its embedding is loaded but hardly read
-            state_gb=known("state_bytes_per_slot", 2.0**-30, cls.state_gb),
-            kv_gb_per_token=known("kv_bytes_per_token", 2.0**-30, cls.kv_gb_per_token),
+            weights_gb=known("weights_gb", 1.0, usual.weights_gb),
+            draft_step_gb=known("draft_weights_gb", 0.6, usual.draft_step_gb),  # its embedding is hardly read
+            state_gb=known("state_bytes_per_slot", 2.0**-30, usual.state_gb),
+            kv_gb_per_token=known("kv_bytes_per_token", 2.0**-30, usual.kv_gb_per_token),
         )
 
 
@@ -200,6 +203,11 @@ class StepModel:
         value = float(row @ self.theta)
         variance = float(row @ self.covariance @ row) + (self.spread * value) ** 2
         return value, math.sqrt(max(variance, 0.0))
+
+    def doubt(self, setting: Setting, running: int, context: float) -> float:
+        """Relative deviation of the step time from the coefficients alone: what a further measurement would remove."""
+        row = _features(self.shape, setting, running, context)
+        return math.sqrt(max(float(row @ self.covariance @ row), 0.0)) / float(row @ self.theta)
 
     def predict(
         self, setting: Setting, concurrency: int, *, input_tokens: float, output_tokens: float,

@@ -11,6 +11,7 @@ resumes by telling the recorded outcomes again.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +25,12 @@ from mtpdeploy.analysis.model import NOISE, Acceptance, Observation, Setting, Sh
 Status = Literal["ok", "oom", "hang", "crash", "refused"]
 Level = bool | int | float | str | None
 
-EFFECT_SPREAD = 0.05  # log effect of a level that the step model does not know, before anything is seen of it
+# Spread of the log effect of a level beyond the step model, before anything is seen of it. Drafts and batch are in the
+# model, but cliffs are not; the memory fraction moves capacity, which is in the model, and hardly anything else.
+EFFECT_SPREAD: Mapping[str, float] = {"draft_steps": 0.08, "running": 0.12, "mem_fraction": 0.01, "context": 0.01}
+USUAL_EFFECT = 0.05
 MINUTES = 2.0  # a launch with its benchmark, before one was timed
-PRIOR_ACCEPTANCE = Acceptance([0.85, 0.72, 0.61])  # mean accept length 3.2 at three drafts: DESIGN of most MTP heads
+PRIOR_ACCEPTANCE = Acceptance([0.85, 0.72, 0.61])  # 3.2 tokens a step at three drafts
 FIRST_STEP_MS = 15.0  # only ratios matter before the first measurement
 
 
@@ -215,7 +219,7 @@ class Search:
     def model(self) -> StepModel:
         """Fitted to every observation; before the first, the prior at an arbitrary speed (only ratios count then)."""
         seen = [one for outcome in self.outcomes for one in outcome.observations]
-        positions = max((one.by_position or () for one in self.outcomes), key=len)if self.outcomes else ()
+        positions = max((one.by_position or () for one in self.outcomes), key=len) if self.outcomes else ()
         if not seen:
             guess = Observation("prior", Setting(), 1, self.input_tokens, self.output_tokens, FIRST_STEP_MS, 100.0)
             made = fit([guess], shape=self.shape)
@@ -239,7 +243,8 @@ class Search:
             queued = load > said.running and ttft is not None
             wait = said.output_tok_s and load / said.output_tok_s * self.output_tokens * 1e3
             figures[load] = (said.output_tok_s, said.tpot_ms, wait if queued else ttft)
-            deviations[load] = math.log(said.output_tok_s_high / said.output_tok_s) / 1.96
+            # Not the misfit, which all candidates of a setting share: the levels' effects learn that.
+            deviations[load] = model.doubt(candidate.setting, said.running, self.input_tokens + self.output_tokens / 2)
         value = self.objective.value(figures)
         if value is None or value <= 0:
             return -math.inf, 0.0
@@ -260,14 +265,27 @@ class Search:
         return sum(timed) / len(timed) if timed else MINUTES
 
     def _chance(self, candidate: Candidate) -> float:
-        """That it comes up: lowered by each hang or crash, by how much alike the two are."""
-        against = 0.0
-        for one in self.outcomes:
-            if one.status in ("hang", "crash", "refused"):
-                names = {*candidate.levels, *one.candidate.levels}
-                same = sum(candidate.levels.get(name) == one.candidate.levels.get(name) for name in names)
-                against += (same / max(1, len(names))) ** 4
-        return 1 / (1 + against)
+        """That it comes up, by what it shares with launches that hung or crashed."""
+        chance = 1.0
+        for suspects in self._suspects():
+            chance *= 1 - min(0.98, sum(weight for one, weight in suspects.items() if one <= set(candidate.key)))
+        return chance
+
+    def _suspects(self) -> list[dict[frozenset[tuple[str, str]], float]]:
+        """For each hang or crash, the levels and pairs of levels that may be to blame, with their shares.
+
+        What has come up in a good launch is cleared; what stands in several failures is likelier to be the cause.
+        """
+        failed = [set(one.candidate.key) for one in self.outcomes if one.status in ("hang", "crash", "refused")]
+        good = [set(one.candidate.key) for one in self.outcomes if one.status == "ok"]
+        found = []
+        for levels in failed:
+            parts = [frozenset(part) for size in (1, 2) for part in itertools.combinations(sorted(levels), size)]
+            open_ = [part for part in parts if not any(part <= one for one in good)] or [frozenset(levels)]
+            weights = {part: sum(part <= other for other in failed) ** 2 for part in open_}
+            total = sum(weights.values())
+            found.append({part: weight / total for part, weight in weights.items()})
+        return found
 
 
 def run(search: Search, measure: Callable[[Candidate], Outcome]) -> Stop:
@@ -299,21 +317,26 @@ class _Effects:
             rows[number, 0] = 1.0
             for level in candidate.key:
                 rows[number, 1 + self.columns[level]] = 1.0
-        precision = rows.T @ rows / NOISE**2 + np.eye(width) / EFFECT_SPREAD**2
+        spreads = [USUAL_EFFECT, *(_spread(name) for name, _ in self.columns)]
+        precision = rows.T @ rows / NOISE**2 + np.diag([1 / spread**2 for spread in spreads])
         self.covariance = np.linalg.inv(precision)
         self.mean = self.covariance @ rows.T @ np.array([value for _, value in residuals]) / NOISE**2
 
     def of(self, candidate: Candidate) -> tuple[float, float]:
         row = np.zeros(len(self.mean))
         row[0] = 1.0
-        unseen = 0
+        unseen = 0.0
         for level in candidate.key:
             if level in self.columns:
                 row[1 + self.columns[level]] = 1.0
             else:
-                unseen += 1
-        variance = float(row @ self.covariance @ row) + unseen * EFFECT_SPREAD**2
+                unseen += _spread(level[0]) ** 2
+        variance = float(row @ self.covariance @ row) + unseen
         return float(row @ self.mean), math.sqrt(variance)
+
+
+def _spread(factor: str) -> float:
+    return EFFECT_SPREAD.get(factor, USUAL_EFFECT)
 
 
 def _proposal(
