@@ -232,10 +232,24 @@ class _Zstd:
         import zstandard
 
         self._error = zstandard.ZstdError
-        self._stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._raw, self._frame, self._rest, self._begun = raw, self._new(), b"", False
 
     def read(self, size: int) -> bytes:
-        try:
-            return bytes(self._stream.read(size))
-        except self._error as error:
-            raise OSError(str(error)) from error
+        """The next bytes, as many as one read of the file gives; b"" at the end. Raises OSError where the file is torn."""
+        while True:
+            packed = self._rest or self._raw.read(size // 8 or 1)
+            self._rest = b""
+            if not packed:
+                if self._begun:
+                    raise OSError("the file ends inside a compressed block")
+                return b""
+            self._begun = True
+            try:
+                data = bytes(self._frame.decompress(packed))
+            except self._error as error:
+                raise OSError(str(error)) from error
+            if self._frame.eof:
+                self._rest, self._frame, self._begun = self._frame.unused_data, self._new(), False
+            if data:
+                return data

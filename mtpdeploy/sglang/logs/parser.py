@@ -74,6 +74,7 @@ class Parser:
         self._totals_only = totals_only
         self._tail = b""
         self._parts: list[bytes] = []
+        self._waiting = 0  # bytes in _parts
         self._held: Line | None = None
         self._trace: _OpenTrace | None = None
         self._wraps = 0
@@ -82,13 +83,13 @@ class Parser:
 
     def feed(self, data: bytes) -> Iterator[ev.Event]:
         if b"\n" not in data and b"\r" not in data:
-            self._parts.append(data)
-            if sum(map(len, self._parts)) > _MAX_LINE and len(self._parts) > 1:
-                self._parts = [b"".join(self._parts)[:_MAX_LINE]]
+            if self._waiting < _MAX_LINE:  # what is longer is cut anyway
+                self._parts.append(data)
+                self._waiting += len(data)
             return
         if self._parts:
             data = b"".join((self._tail, *self._parts, data))
-            self._parts = []
+            self._parts, self._waiting = [], 0
         elif self._tail:
             data = self._tail + data
         self._tail = b""
@@ -97,7 +98,7 @@ class Parser:
     def close(self) -> Iterator[ev.Event]:
         """What is left, when no more text will come. A last record without a line's end may be cut: its last value is doubted."""
         rest = b"".join((self._tail, *self._parts))
-        self._tail, self._parts = b"", []
+        self._tail, self._parts, self._waiting = b"", [], 0
         if rest:
             yield from self._line(_undoubtful(rest[:_MAX_LINE]))
         yield from self._release()
