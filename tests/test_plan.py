@@ -53,7 +53,7 @@ MEMORY_KEYS = {
 def test_the_story_is_told_by_plan_alone(home):
     answer = planned(home, profile="mtp", gpu_memory_gb=96, sglang_version="0.5.10").as_json()
     memory = answer["memory"]
-    assert MEMORY_KEYS <= set(memory)
+    assert set(memory) >= MEMORY_KEYS
     assert {"sglang_version", "command", "env", "files", "steps", "notes", "memory"} <= set(answer)
     assert (memory["slots"], memory["slots_per_request"], memory["max_running_requests"]) == (24, 5, 4)
     assert (round(memory["ssm_gb"], 2), round(memory["intermediate_ssm_gb"], 2)) == (3.52, 2.81)
@@ -258,10 +258,7 @@ def test_a_build_that_the_table_lacks_is_planned_by_its_own_help(home):
     d = deployment(home)
     facts = {"python": {"sglang_version": "0.0.0.dev1+gabc"}}
     assert make_plan(d, known_of(d, facts), home=home).wants_help
-    names = [
-        f"--{n}"
-        for n in "model-path host port speculative-algorithm speculative-num-steps speculative-eagle-topk".split()
-    ]
+    names = ["--model-path", "--host", "--port", "--speculative-algorithm", "--speculative-num-steps"]
     with pytest.raises(PlanRefused, match="mem-fraction-static"):
         make_plan(d, known_of(d, {**facts, "help_flags": names}), home=home)
 

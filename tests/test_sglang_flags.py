@@ -1,6 +1,7 @@
 """The flag table, and argparse's reading of it."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,9 @@ V = Version.parse
         ("incremental_streaming_output", {"0.5.9": "--stream-output", "0.5.10": "--incremental-streaming-output"}),
         ("enable_linear_replayssm_spec", {"0.5.15": None, "0.5.16": "--enable-gdn-replayssm-spec", "0.5.17": "--enable-linear-replayssm-spec"}),
         ("attn_dp_size", {"0.5.21": None, "0.5.22": "--attn-dp-size"}),
-        ("tp_size", {v: "--tp-size" for v in RELEASES}),
-        ("disable_cuda_graph", {v: "--disable-cuda-graph" for v in RELEASES}),
-        ("model_path", {v: "--model-path" for v in RELEASES}),
+        ("tp_size", dict.fromkeys(RELEASES, "--tp-size")),
+        ("disable_cuda_graph", dict.fromkeys(RELEASES, "--disable-cuda-graph")),
+        ("model_path", dict.fromkeys(RELEASES, "--model-path")),
     ],
 )  # fmt: skip
 def test_the_hosts_version_decides_the_spelling(name, spellings):
@@ -212,7 +213,7 @@ def test_the_table_has_a_type_and_a_default_for_every_run_of_every_option():
     for option, runs in table["flags"].items():
         order = [(RELEASES.index(r["first"]), RELEASES.index(r["last"])) for r in runs]
         assert order == sorted(order), option
-        assert all(a[1] < b[0] for a, b in zip(order, order[1:], strict=False)), option
+        assert all(a[1] < b[0] for a, b in pairwise(order)), option
         for run in runs:
             assert run["kind"] in ("value", "flag", "switch"), option
             assert "default" in run, option

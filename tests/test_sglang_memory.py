@@ -27,6 +27,7 @@ STORY = {
     "mamba_full_memory_ratio": 0.4,
     "mem_fraction_static": 0.92,
 }
+SLOT = 153_944_064 / 2**30
 ON = {"SGLANG_ENABLE_SPEC_V2": "1"}
 
 
@@ -145,8 +146,8 @@ def test_the_joint_solution_of_slots_and_intermediate_states_is_sglangs(kind, fr
 @pytest.mark.parametrize(
     ("version", "changed", "expected"),
     [
-        # With the radix cache on, 0.5.6 overwrites the number of slots and charges each 1 + D times.
-        ("0.5.6", {}, {"slots_per_request": 3, "charged": lambda p: p.reserved_intermediate_gb == pytest.approx(4 * p.slots * 153_944_064 / 2**30)}),
+        # With the radix cache on, 0.5.6 overwrites the slots and charges each 1 + D times.
+        ("0.5.6", {}, {"slots_per_request": 3, "charged": lambda p: p.reserved_intermediate_gb == pytest.approx(4 * p.slots * SLOT)}),
         # 0.5.7 and 0.5.8 reserve nothing where the slots are given.
         ("0.5.8", {}, {"reserved": 0.0}),
         ("0.5.9", {}, {"reserved": 27.53}),

@@ -43,7 +43,9 @@ def test_nextn_becomes_eagle_and_the_unsaid_limit_48_in_every_version(version):
         (EXTRA, "0.5.12", {"SGLANG_ENABLE_SPEC_V2": "0"}, 4),
         (EXTRA, "0.5.14", {"SGLANG_ENABLE_SPEC_V2": "0"}, 5),
         ({**EXTRA, "speculative_eagle_topk": 2}, "0.5.12", {}, 4),
-        ({**EXTRA, "speculative_eagle_topk": 2}, "0.5.14", {}, 5),
+        ({**EXTRA, "speculative_eagle_topk": 2}, "0.5.13", {}, 5),
+        ({**EXTRA, "speculative_algorithm": "NGRAM"}, "0.5.13", {}, 4),
+        ({**EXTRA, "speculative_algorithm": "NGRAM"}, "0.5.14", {}, 5),
         # auto: no_buffer up to 0.5.13, extra_buffer after.
         (MTP, "0.5.8", {}, 3),
         (MTP, "0.5.9", {}, 1),
@@ -75,6 +77,14 @@ def test_draft_tokens_follow_steps_with_topk_1_and_the_rule_is_told():
     assert value == 4
     assert "steps + 1" in rule
     assert "8" in rule
+
+
+def test_mixed_chunks_and_an_unreadable_cache_type_are_rewritten_with_the_rule():
+    args = {**EXTRA, "enable_mixed_chunk": True, "attention_backend": "fa3", "kv_cache_dtype": "fp8_e5m2"}
+    old, new = (effective(args, {}, V(v), MODEL) for v in ("0.5.18", "0.5.19"))
+    assert old["enable_mixed_chunk"][0] is False
+    assert "enable_mixed_chunk" not in new
+    assert new["attention_backend"][0] == "triton"
 
 
 def test_only_the_algorithm_gives_steps_topk_and_draft_tokens_3_1_4():

@@ -113,13 +113,14 @@ def plan(
 
     if len(hosts) <= 1:
         return one(hosts[0] if hosts else None)
-    found: dict[str, Planned | MtpError] = {}
-    for target in hosts:
+
+    def tried(target: Host) -> Planned | MtpError:
         try:
-            found[target.name] = one(target)
+            return one(target)
         except MtpError as error:
-            found[target.name] = error
-    return Plans(found)
+            return error
+
+    return Plans({target.name: tried(target) for target in hosts})
 
 
 def stored_facts(home: Path, host: Host) -> dict[str, Any] | None:

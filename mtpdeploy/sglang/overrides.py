@@ -164,7 +164,7 @@ def settle(
         changed["max_running_requests"] = running, "speculation sets 48 where max_running_requests is not given"
 
     overlap = not args.get("disable_overlap_schedule")
-    overlap, why = _overlap(overlap, eagle, topk, args, env, version, pp)
+    overlap, why = _overlap(overlap, algorithm, topk, env, version, pp)
     radix = not args.get("disable_radix_cache")
     strategy: str | None = None
     if model is None or model.hybrid:
@@ -183,6 +183,9 @@ def settle(
             )
     if why and overlap == bool(args.get("disable_overlap_schedule")):
         changed["disable_overlap_schedule"] = not overlap, why
+
+    if spec and args.get("enable_mixed_chunk") and (version.before("0.5.19") or algorithm == "NGRAM"):
+        changed["enable_mixed_chunk"] = False, "speculation turns mixed chunks off up to 0.5.18, NGRAM in every version"
 
     replay = bool(args.get("enable_linear_replayssm_spec")) and spec
     record = _whole(args, "linear_replayssm_cache_len") or 16
@@ -238,6 +241,10 @@ def settle(
             "computed from the GPU's memory, chunk size, graph sizes and model kind",
         )
     kv = _text(args, "kv_cache_dtype") or "auto"
+    if kv == "fp8_e5m2" and args.get("attention_backend") == "fa3":
+        changed["attention_backend"] = "triton", "fa3 cannot read an fp8_e5m2 cache"
+    if attn_dp > 1 and (given := _whole(args, "max_mamba_cache_size")) is not None:
+        changed["max_mamba_cache_size"] = given // attn_dp, f"divided over {attn_dp} attention-DP workers"
     settings = Settings(
         algorithm=algorithm,
         steps=steps,
@@ -290,9 +297,8 @@ def effective(
 
 def _overlap(
     wanted: bool,
-    eagle: bool,
+    algorithm: str | None,
     topk: int,
-    args: Mapping[str, ArgValue],
     env: Mapping[str, str | Secret],
     version: Version,
     pp: int,
@@ -300,7 +306,9 @@ def _overlap(
     """Whether the overlap scheduler runs, and the rule if it was changed."""
     if pp > 1:
         return False, "pipeline parallelism runs without the overlap scheduler"
-    if not eagle:
+    if algorithm == "NGRAM" and version.before("0.5.14"):
+        return False, f"NGRAM runs without the overlap scheduler up to 0.5.13 (this is {version})"
+    if algorithm not in EAGLE_KIND:
         return wanted, None
     v2 = env.get("SGLANG_ENABLE_SPEC_V2")
     if version.before("0.5.11"):
@@ -310,11 +318,10 @@ def _overlap(
             if on
             else f"SGLang {version} speculates without the overlap scheduler unless SGLANG_ENABLE_SPEC_V2=1 is set"
         )
-    if version.before("0.5.14"):
-        if topk > 1:
-            return False, f"SGLang {version} overlaps speculation only with topk 1"
-        if v2 is not None and not truthy(v2):
-            return False, "SGLANG_ENABLE_SPEC_V2 is off"
+    if version.before("0.5.13") and topk > 1:
+        return False, f"SGLang {version} overlaps speculation only with topk 1"
+    if version.before("0.5.14") and v2 is not None and not truthy(v2):
+        return False, "SGLANG_ENABLE_SPEC_V2 is off"
     return wanted, None
 
 

@@ -139,7 +139,7 @@ def _speculative_parameters(launch: _Launch) -> Iterator[Finding]:
                 "trtllm_mha takes topk 1 only (ValueError, all versions)",
                 {"speculative_eagle_topk": 1},
             )
-        backends = ("flashinfer", "fa3") if v.before("0.5.18") else ("flashinfer", "fa3", "triton")
+        backends = ("flashinfer", "fa3") if v.before("0.5.13") else ("flashinfer", "fa3", "triton")
         if s.page_size > 1 and (backend := launch.text("attention_backend")) and backend not in backends:
             yield Finding(
                 "refuse",
@@ -154,10 +154,8 @@ def _algorithm(launch: _Launch) -> Iterator[Finding]:
     if s.algorithm is None:
         return
     known = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]
-    known += (
-        ["DFLASH"] * v.at_least("0.5.11") + ["FROZEN_KV_MTP"] * v.at_least("0.5.12") + ["DSPARK"] * v.at_least("0.5.17")
-    )
-    known += ["UNO"] * v.at_least("0.5.23")
+    since = {"DFLASH": "0.5.11", "FROZEN_KV_MTP": "0.5.12", "DSPARK": "0.5.16", "UNO": "0.5.20"}
+    known += [name for name, first in since.items() if v.at_least(first)]
     if s.algorithm not in known:
         close = difflib.get_close_matches(s.algorithm, known, n=1, cutoff=0.5)
         fix: dict[str, ArgValue] = {"speculative_algorithm": close[0]} if close else {}
@@ -175,15 +173,13 @@ def _algorithm(launch: _Launch) -> Iterator[Finding]:
             f"{model.architecture}'s config.json has no MTP layer (mtp_num_hidden_layers), and no speculative_draft_model_path is given: "
             "there is nothing to draft with",
         )
-    if (
-        s.pp > 1
-        and launch.text("disaggregation_mode") != "prefill"
-        and not truthy(launch.env.get("SGLANG_ENABLE_PP_SPEC"))
-    ):
+    prefill_node = launch.text("disaggregation_mode") == "prefill"
+    if s.pp > 1 and (v.before("0.5.21") or not (prefill_node or truthy(launch.env.get("SGLANG_ENABLE_PP_SPEC")))):
         yield Finding(
             "refuse",
             "pipeline-speculation",
-            f"pp_size {s.pp} with speculation: SGLang allows it on prefill nodes only, or with SGLANG_ENABLE_PP_SPEC=1 (AssertionError)",
+            f"pp_size {s.pp} with speculation is an AssertionError: never allowed up to 0.5.20, later on prefill nodes or with "
+            f"SGLANG_ENABLE_PP_SPEC=1 (this is {v})",
             {"pp_size": 1},
         )
     if launch.text("kv_cache_dtype") == "nvfp4":
