@@ -296,7 +296,7 @@ def test_a_simulated_host_is_labelled(home):
         ({"profile": "mtp", "tokens_per_request": 100}, "--want-concurrency"),
         ({"profile": "mtp", "gpu_memory_gb": -1.0}, "--gpu-memory-gb"),
         ({}, "which profile"),
-        ({"profile": "mtp", "want_concurrency": 4, "sglang_version": "0.5.17"}, "--want-concurrency"),
+        ({"command": COMMAND, "want_concurrency": 4, "sglang_version": "0.5.17"}, "--want-concurrency"),
         ({"command": "ls"}, "no SGLang server"),
     ],
 )

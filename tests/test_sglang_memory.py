@@ -155,7 +155,7 @@ def test_the_joint_solution_of_slots_and_intermediate_states_is_sglangs(kind, fr
         ("0.5.16", {}, {"reserved": 2.29}),
         ("0.5.17", {}, {"reserved": 2.87}),
         # The radix cache off: one slot a request, as many slots as requests.
-        ("0.5.17", {"disable_radix_cache": True, "max_running_requests": 8, "max_mamba_cache_size": None}, {"slots": 8, "running": 8, "reserved": 5.16}),
+        ("0.5.17", {"disable_radix_cache": True, "max_running_requests": 8, "max_mamba_cache_size": None}, {"slots": 8, "reserved": 5.16}),
         ("0.5.17", {"mamba_radix_cache_strategy": "extra_buffer_lazy"}, {"running": 6, "slots_per_request": 4}),
         ("0.5.17", {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}, {"running": 8, "slots_per_request": 3}),
         ("0.5.17", {"enable_linear_replayssm_spec": True}, {"reserved": 0.0, "running": 4}),

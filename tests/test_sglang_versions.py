@@ -26,7 +26,9 @@ ORDER = [
 
 def test_versions_order_by_meaning_and_not_as_text():
     parsed = [Version.parse(text) for text in ORDER]
-    assert sorted(parsed[::-1]) == parsed
+    by_text = sorted(parsed, key=lambda v: v.text)
+    assert by_text != parsed
+    assert sorted(by_text) == parsed
 
 
 @pytest.mark.parametrize(
