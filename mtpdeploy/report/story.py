@@ -10,6 +10,7 @@ from mtpdeploy.analysis.frontier import Frontier, by_label, frontier
 from mtpdeploy.analysis.samples import Measured
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.store import Run, Store
+from mtpdeploy.store.launches import deploys_of, document, readable
 from mtpdeploy.store.measured import arms_of, measured
 
 
@@ -87,18 +88,10 @@ def _expanded(store: Store, runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         named = [*_names(run.summary.get("runs")), *_names(run.meta.get("runs"))]
         for name in named or [run.id]:
-            held = run if name == run.id else _found(store, name)
+            held = run if name == run.id else readable(store, name)
             if held is not None:
                 found[name] = held
     return [run for run in found.values() if run.kind == "bench" or len(found) == 1]
-
-
-def _found(store: Store, name: str) -> Run | None:
-    """None for a run that was deleted or damaged since: the others still tell their part."""
-    try:
-        return store.run(name)
-    except MtpError:
-        return None
 
 
 def _names(value: object) -> list[str]:
@@ -108,14 +101,8 @@ def _names(value: object) -> list[str]:
 
 def _side(store: Store, label: str, arm: tuple[Measured, ...], runs: Sequence[Run]) -> Side:
     own = {one.run_id.partition(":")[0] for one in arm}
-    launches = {one.provenance.launch_id for one in arm} - {None}
-    folders = [run for run in runs if run.id in own]
-    for row in store.runs(kind="deploy", limit=200) if launches else ():
-        run = _found(store, row.id)
-        if run is None:
-            continue
-        if run.meta.get("launch_id") in launches or run.summary.get("launch_id") in launches:
-            folders.append(run)
+    launches = {one.provenance.launch_id for one in arm if one.provenance.launch_id}
+    folders = [run for run in runs if run.id in own] + list(deploys_of(store, launches))
     plan = _document(folders, "plan.json")
     memory = plan.get("memory")
     return Side(
@@ -129,15 +116,5 @@ def _side(store: Store, label: str, arm: tuple[Measured, ...], runs: Sequence[Ru
 
 def _document(folders: Sequence[Run], name: str) -> Mapping[str, object]:
     """The newest readable one."""
-    for run in sorted(folders, key=lambda run: run.id, reverse=True):
-        held = _readable(run, name)
-        if isinstance(held, Mapping):
-            return held
-    return {}
-
-
-def _readable(run: Run, name: str) -> object:
-    try:
-        return run.read_json(name)
-    except MtpError:
-        return None
+    newest = sorted(folders, key=lambda run: run.id, reverse=True)
+    return next((held for run in newest if (held := document(run, name))), {})

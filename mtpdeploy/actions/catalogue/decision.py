@@ -93,4 +93,38 @@ RUNS = (
     ),
 )
 
-VERBS: tuple[Verb, ...] = (COMPARE, *RUNS)
+FRONTIER = Verb(
+    name="frontier",
+    summary="Speed for one user against speed of the GPU, for every profile and concurrency; where MTP stops paying.",
+    action="mtpdeploy.actions.frontier:frontier",
+    text="mtpdeploy.report.frontier:text",
+    arguments=(Argument("run", "Runs or profiles. Default: all on the newest one's host and workload.", False, True),),
+    options=(OF_HOST, OF_WORKLOAD, Option("baseline", "Profile that the others are compared with.")),
+    examples=("mtpdeploy frontier", "mtpdeploy frontier baseline mtp mtp-throughput --json"),
+)
+
+RECOMMEND = Verb(
+    name="recommend",
+    summary="The profile for a workload, from what was measured: evidence, what it gives up, what would change it.",
+    action="mtpdeploy.actions.recommend:recommend",
+    text="mtpdeploy.report.recommend:text",
+    options=(
+        Option("host", "For this host. Default: the last deployed, else the newest benchmark's."),
+        Option("workload", "interactive, batch, mixed, or a workload by name or file.", default="mixed"),
+        Option("slo", "Objectives, such as ttft_p90_ms<500,tpot_p90_ms<20."),
+        Option("rate", "Requests a second that must be served.", type=float),
+        Option("baseline", "Profile that the others are compared with."),
+        Option("measured_under", "Only benchmarks under this workload.", metavar="WORKLOAD"),
+    ),
+    examples=(
+        "mtpdeploy recommend --workload interactive --slo 'ttft_p90_ms<500,tpot_p90_ms<20'",
+        "mtpdeploy recommend --workload batch --host gpu1 --json",
+        "mtpdeploy recommend --workload mixed --rate 2",
+    ),
+    details=(
+        "Rests on measurements of that host only; simulated ones speak for simulated hosts only. "
+        "Ends with 12 where no measured profile meets the objectives."
+    ),
+)
+
+VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND)

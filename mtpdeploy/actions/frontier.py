@@ -1,0 +1,55 @@
+"""`frontier`: what each measured profile trades, and where MTP stops paying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtpdeploy.analysis.frontier import Frontier
+from mtpdeploy.analysis.frontier import frontier as traded
+from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.errors import NotFound
+from mtpdeploy.progress import Talk
+from mtpdeploy.store import Store
+from mtpdeploy.store.choose import HOW, benchmarks, chosen
+
+
+def frontier(
+    *,
+    home: Path,
+    talk: Talk,
+    run: Sequence[str] = (),
+    host: str | None = None,
+    workload: str | None = None,
+    baseline: str | None = None,
+) -> Frontier:
+    """Of the given runs or profiles, else of every finished benchmark on one host under one workload, the newest's."""
+    store = Store(home)
+    talk.stage("frontier", "reading the benchmarks")
+    named = tuple(one for name in run for one in chosen(store, name, host=host, workload=workload))
+    return traded(named or alike(store, host, workload), baseline=baseline)
+
+
+def alike(
+    store: Store, host: str | None, workload: str | None, *, simulated: bool | None = None
+) -> tuple[Measured, ...]:
+    """Every readable benchmark with the newest one's host, endpoint and workload (or the given ones), newest first.
+
+    simulated: keep only those that are (True) or are not (False) simulated. NotFound if nothing is left.
+    """
+    found = [
+        one
+        for one in benchmarks(store, host=host, workload=workload)
+        if simulated is None or one.simulated is simulated
+    ]
+    if not found:
+        what = {True: "simulated ", False: "real "}.get(simulated, "") if simulated is not None else ""
+        where = f" on {host}" if host else ""
+        raise NotFound(f"no finished {what}benchmark{where} in {store.folder}", next_commands=HOW)
+    newest = found[0].provenance
+    return tuple(
+        one
+        for one in found
+        if (one.provenance.host, one.provenance.endpoint, one.provenance.workload, one.provenance.simulated)
+        == (newest.host, newest.endpoint, newest.workload, newest.simulated)
+    )
