@@ -15,7 +15,7 @@ from mtpdeploy.actions.follow import Followed, corpse, follow
 from mtpdeploy.actions.plan import Planned, Plans, stored_facts
 from mtpdeploy.actions.reach import Target, again_after_cuts, ask_sudo_password, keep_facts, targets
 from mtpdeploy.actions.reach import agent as agent_at
-from mtpdeploy.agent.protocol import DeployRequest, ProbeSpec, RollbackRequest, StatusRequest
+from mtpdeploy.agent.protocol import DeployRequest, ProbeRequest, ProbeSpec, RollbackRequest, StatusRequest
 from mtpdeploy.errors import LaunchFailed, LineCut, MtpError, NotOurs, NotReady, PlanRefused, UsageError
 from mtpdeploy.hosts.agentclient import AgentClient, whoami
 from mtpdeploy.hosts.fanout import Outcomes, on_hosts
@@ -83,7 +83,7 @@ def deploy(
     set_: Sequence[str],
     dry_run: bool = False,
     force: bool = False,
-    wait: bool = True,
+    no_wait: bool = False,
     supervisor: str | None = None,
     sglang_version: str | None = None,
     ready_timeout: float | None = None,
@@ -118,26 +118,22 @@ def deploy(
         options = DeployRequest(
             force=force, abort_requests=abort_requests, skip_preflight=skip_preflight, keep=keep, sudo_password=password
         )
-        return _Deploy(home, talk, by_name[each.name], options).run(wait=wait, rollback=rollback_on_failure)
+        return _Deploy(home, talk, by_name[each.name], options).run(wait=not no_wait, rollback=rollback_on_failure)
 
     return on_hosts([target.host for target in chosen], one)
 
 
 def _dry(home: Path, chosen: Sequence[Target]) -> Planned | Plans:
-    def one(target: Target) -> Planned:
-        facts = stored_facts(home, target.host)
-        known = known_of(target.deployment, facts, facts_source="read from the host at the last contact")
-        return Planned(make_plan(target.deployment, known, home=home))
+    by_name = {target.name: target for target in chosen}
 
-    if len(chosen) == 1:
-        return one(chosen[0])
-    found: dict[str, Planned | MtpError] = {}
-    for target in chosen:
-        try:
-            found[target.name] = one(target)
-        except MtpError as error:
-            found[target.name] = error
-    return Plans(found)
+    def one(host: Host) -> Planned:
+        deployment = by_name[host.name].deployment
+        facts = stored_facts(home, host)
+        known = known_of(deployment, facts, facts_source="read from the host at the last contact")
+        return Planned(make_plan(deployment, known, home=home))
+
+    answer = on_hosts([target.host for target in chosen], one)
+    return Plans(answer.by_host) if isinstance(answer, Outcomes) else answer
 
 
 class _Deploy:
@@ -207,7 +203,7 @@ class _Deploy:
 
     def _help(self, client: AgentClient) -> dict[str, Any]:
         self.talk.stage(self.target.name, "this SGLang is newer than the flag table: asking its own --help")
-        facts = client.call("probe", {"probe": self._probe(None, help_flags=True)})  # type: ignore[typeddict-unknown-key]
+        facts = client.call("probe", ProbeRequest(probe=self._probe(None, help_flags=True)))
         return {"help_flags": facts.get("help_flags")}
 
     def _second(self, client: AgentClient, plan: Plan) -> dict[str, Any]:
