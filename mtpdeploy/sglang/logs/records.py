@@ -343,7 +343,7 @@ _LONE = {
     "Aborted (core dumped)": (True, -6),
     "EOFError": (False, None),
 }
-_LONE_SHELL = re.compile(r"\S*(?:sh|bash|zsh)?: ?(?:line \d+: ?)?\d+ (Killed|Segmentation fault|Aborted)\b")
+_LONE_SHELL = re.compile(r"\S*(?:sh|bash|zsh)?: ?(?:line \d+: *)?\d+ (Killed|Segmentation fault|Aborted)\b")
 _WRAPPER_END = re.compile(
     r"(?:SGLang )?[Ss]erver (?:task|process) (?:ended|exited|terminated|has (?:exited|ended|died))\b"
 )
@@ -371,6 +371,18 @@ _FOREIGN = (
 )
 
 
+def wrapper_says(text: str) -> ev.WrapperSays | None:
+    """What a script around SGLang reports in this line, also where it is an exception's message."""
+    if "erver" not in text and "imed out" not in text and "imeout" not in text:
+        return None
+    if _WRAPPER_TIMEOUT.search(text):
+        return ev.WrapperSays(None, None, mask(text.strip()), "timeout", None)
+    if _WRAPPER_END.search(text):
+        m = _EXIT.search(text)
+        return ev.WrapperSays(None, None, mask(text.strip()), "ended", int(m[1]) if m else None)
+    return None
+
+
 def raw_line(body: str) -> ev.Event | None:
     """The event of a line without SGLang's prefix that is still known: shells, wrappers, other programs; None otherwise."""
     stripped = body.strip()
@@ -388,12 +400,8 @@ def raw_line(body: str) -> ev.Event | None:
     if "resource_tracker: There appear to be" in body:
         at = body.index("resource_tracker: There appear to be")
         return ev.Consequence(None, None, body[at:].strip(), False, None)
-    if "erver" in body or "imed out" in body or "imeout" in body:
-        if _WRAPPER_TIMEOUT.search(body):
-            return ev.WrapperSays(None, None, mask(stripped), "timeout", None)
-        if _WRAPPER_END.search(body):
-            m = _EXIT.search(body)
-            return ev.WrapperSays(None, None, mask(stripped), "ended", int(m[1]) if m else None)
+    if (said := wrapper_says(body)) is not None:
+        return said
     if (m := _EXIT.search(body)) and len(body) < 400:
         return ev.WrapperSays(None, None, mask(stripped), "ended", int(m[1]))
     for program, pattern in _FOREIGN:

@@ -61,7 +61,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _sign(
         "not_installed",
-        r"No module named '?sglang'?(?:\.launch_server)?'?(?:$|[\s;.])",
+        r"No module named '?sglang'?(?:\.launch_server)?'?(?:$|[\s;.)])",
         r"sglang: (?:command )?not found",
         plain=True,
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mtpdeploy.sglang.logs import events as ev
 from mtpdeploy.sglang.logs.parser import trace_cause
+from mtpdeploy.sglang.logs.records import wrapper_says
 from mtpdeploy.sglang.logs.signs import CAPACITY, OTHER_PROCESS, RUNTIME_OOM
 from mtpdeploy.sglang.logs.summary import LAUNCH, Phase
 
@@ -100,15 +101,22 @@ class Trouble:
         elif isinstance(e, ev.Consequence):
             self._consequence(e, phase)
         elif isinstance(e, ev.WrapperSays):
-            if e.what == "timeout":
-                self.timeout_line = self.timeout_line or e.text
-            else:
-                self.wrapper_ended, self.wrapper_line = True, e.text
-                if e.exit_code is not None:
-                    self.exit_code = e.exit_code
+            self._wrapper(e)
+
+    def _wrapper(self, e: ev.WrapperSays) -> None:
+        if e.what == "timeout":
+            self.timeout_line = self.timeout_line or e.text
+            return
+        self.wrapper_ended, self.wrapper_line = True, e.text
+        if e.exit_code is not None:
+            self.exit_code = e.exit_code
 
     def _trace(self, e: ev.Traceback, phase: Phase | None, capturing: str | None) -> None:
         if any(word in message for message in e.messages for word in _HARMLESS):
+            return
+        said = next((w for m in e.messages if (w := wrapper_says(m)) is not None), None)
+        if said is not None and e.owner is None:
+            self._wrapper(said)
             return
         fatal = e.owner is not None and (" hit an exception" in e.text or e.owner == "warmup")
         if fatal and not self.stop_asked:
@@ -349,15 +357,16 @@ def _crashed(boot: Boot, best: _Found | None) -> bool:
 def _from_outside(boot: Boot) -> _Found | None:
     """No line says why: the kernel's or somebody's kill, or a native crash, by exit code."""
     t = boot.trouble
-    lines = tuple(
-        c for c in t.consequences if "kill_process_tree" not in c and "Sleeping" not in c and "No live" not in c
-    )
-    evidence = lines[:2] or ((t.wrapper_line,) if t.wrapper_line else ())
+    aftermath = ("kill_process_tree", "Sleeping", "No live", "SIGQUIT received", "Received sigquit")
+    lines = [c for c in t.consequences if not c.startswith(aftermath)]
+    # SIGQUIT is a consequence, and yet all that there is when somebody ended the child from outside.
+    lines = lines or [c for c in t.consequences if c.startswith(aftermath[3:])]
+    evidence = tuple(lines[:2]) or ((t.wrapper_line,) if t.wrapper_line else ())
     if t.exit_code in (-9, 137):
-        told = tuple(c for c in t.consequences if "-9" in c or "137" in c or "Killed" in c)[:2] or (
+        killed = tuple(c for c in t.consequences if "-9" in c or "137" in c or "Killed" in c)[:2] or (
             (t.wrapper_line,) if t.wrapper_line else evidence
         )
-        return _Found("killed_sigkill", 0, 0, told, boot.current, None)
+        return _Found("killed_sigkill", 0, 0, killed, boot.current, None)
     if t.exit_code in _NATIVE:
         return _Found("kernel_crash", 0, 0, evidence, boot.current, None)
     if t.exit_code == 2 and boot.args is None and boot.furthest <= 0:
