@@ -254,11 +254,10 @@ class Declarations:
                 }
             self.action(record, given["action"], kwargs, module)
         elif literal := re.fullmatch(r"(?:Literal)\[(.*)\]", bare):
-            record |= {
-                "kind": "value",
-                "type": value_type(parser),
-                "choices": list(ast.literal_eval(f"({literal[1]},)")),
-            }
+            values = list(ast.literal_eval(f"({literal[1]},)"))
+            kinds = {int: "int", float: "float"}
+            inferred = kinds.get(type(values[0]), "str")  # as add_cli_args_from_dataclass infers it
+            record |= {"kind": "value", "type": value_type(parser) if parser else inferred, "choices": values}
             if "choices" in given:
                 self.choices(record, given["choices"], module, {})
         elif (listed := re.fullmatch(r"(?:List|list)(?:\[(.*)\])?", bare)) and parser is None:
