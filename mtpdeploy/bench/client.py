@@ -23,6 +23,7 @@ from mtpdeploy.bench.sse import Answer, BadAnswer, error_text
 from mtpdeploy.bench.values import Api, Record, Request
 
 PARSE_AT = 65536  # bytes that may wait for the parser
+DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"  # the last event, the end of its HTTP chunk, and the last HTTP chunk
 OPEN_AT_ONCE = 128  # connections opened side by side before the load
 ROUTES: Mapping[Api, str] = {
     "sglang": "/generate",
@@ -119,7 +120,19 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._got.append((time.monotonic_ns(), data))
         self._size += len(data)
-        if self._settle_now or self._size > PARSE_AT or data.endswith(b"0\r\n\r\n"):
+        if self._settle_now or self._size > PARSE_AT:
+            self._settle()
+        elif data.endswith(b"0\r\n\r\n"):
+            self._maybe_ended(data)
+
+    def _maybe_ended(self, data: bytes) -> None:
+        """The end that nearly every stream has is seen on the bytes; then even its parsing waits for a quiet moment."""
+        before = self._got[-2][1] if len(self._got) > 1 else b""
+        answer = self.answer
+        if answer is not None and (before[-32:] + data).endswith(DONE) and answer.chunked and answer.keep_alive:
+            answer.unread, self._got, self._size = self._got, [], 0
+            self._finish(None, None)
+        else:
             self._settle()
 
     def _settle(self) -> None:
@@ -278,6 +291,7 @@ class Client:
         left = len(work)
         finished = loop.create_future()
         waiting: deque[int] = deque()
+        undigested: deque[tuple[Answer, int, int | None, int, int, str | None, str | None, int]] = deque()
         self._stopping = False
         opened_before = self.reconnects
         if not work:
@@ -339,6 +353,20 @@ class Client:
                 self._idle.append(stream)
             sent = stream.sent_ns
             follow(lane)  # the next request leaves before this one is looked at
+            undigested.append((answer, place, lane, sent, now, kind, why, again))
+            if len(undigested) == 1:
+                loop.call_soon(digest)
+
+        def digest() -> None:
+            """Makes one record, then lets the loop read: answers often end together, and the last must not wait for the first."""
+            answer, place, lane, sent, now, kind, why, again = undigested[0]
+            try:
+                answer.catch_up()
+            except BadAnswer as exc:
+                kind, why = kind or "protocol", why or str(exc)
+            undigested.popleft()
+            if undigested:
+                loop.call_soon(digest)
             keep(
                 record_of(
                     work[place].request,
@@ -410,7 +438,7 @@ class Client:
     async def _until_stopped(self) -> None:
         while not self._stopping:
             await asyncio.sleep(0.1)
-        await asyncio.sleep(0)  # records of the streams that were given up are being kept
+        await asyncio.sleep(0.2)  # records of the streams that were given up are being made
 
     async def _watch(self, outcome: Outcome) -> None:
         """The client's own punctuality, and the limit on silence."""

@@ -15,7 +15,7 @@ from mtpdeploy.bench.values import Api
 
 COUNT = b'"completion_tokens"'  # cannot match inside a JSON string: a quote there is escaped
 NUMBER = re.compile(rb"\s*:\s*(\d+)")
-NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+NO_CHOICES = (b'"choices":[]', b'"choices": []')
 ERROR_TEXT = 400  # characters of a server's error that are kept
 
 
@@ -66,7 +66,7 @@ class Chunks:
                 self.tokens.append(total)
             return
         if total is not None and self.counted is not False:
-            if total > (self.tokens[-1] if self.tokens else 0) and not NO_CHOICES.search(payload):
+            if total > (self.tokens[-1] if self.tokens else 0) and not _closes(payload):
                 if self.counted is None and _finishes(payload):
                     # usage for the first time in the last chunk: a sum, not a count per chunk
                     if _carries_text(payload):
@@ -96,6 +96,11 @@ class Chunks:
             if isinstance(event, dict):
                 _from_generate(event, told) if self.api == "sglang" else _from_openai(event, told)
         return told
+
+
+def _closes(payload: bytes) -> bool:
+    """The event after the last chunk, which only repeats the sum."""
+    return NO_CHOICES[0] in payload or NO_CHOICES[1] in payload
 
 
 def _finishes(payload: bytes) -> bool:
@@ -209,6 +214,7 @@ class Answer:
         "last_ns",
         "length",
         "status",
+        "unread",
     )
 
     def __init__(self, api: Api) -> None:
@@ -226,6 +232,15 @@ class Answer:
         self._line = b""  # of the event stream, not yet a whole line
         self._body: list[bytes] = []  # of an answer that is no event stream
         self._stream = False
+        self.unread: list[tuple[int, bytes]] = []  # reads that came and were not yet fed
+
+    def catch_up(self) -> None:
+        """Feeds what the client had laid aside. BadAnswer also if the answer is then not complete although its end was seen."""
+        unread, self.unread = self.unread, []
+        for ns, data in unread:
+            self.feed(ns, data)
+        if unread and not self.complete:
+            raise BadAnswer("the answer's end came before its parts were complete")
 
     @property
     def body(self) -> bytes:
@@ -241,6 +256,16 @@ class Answer:
         if self.complete:
             raise BadAnswer("bytes after the end of the answer")
         self.last_ns = ns
+        if self._stream and not self._chunk_left and not self._raw and not self._line and data.endswith(b"}\n\n\r\n"):
+            # One read, one HTTP chunk, one event: how a paced stream arrives nearly always.
+            edge = data.find(b"\r\n")
+            if (
+                data.startswith(b"data: {", edge + 2)
+                and data[:edge] == b"%x" % (len(data) - edge - 4)
+                and data.find(b"\n", edge + 2) == len(data) - 4
+            ):
+                self.chunks.take(ns, data[edge + 8 : -4])
+                return
         if self._head is not None:
             self._head += data
             while self._head is not None:

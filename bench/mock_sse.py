@@ -1,0 +1,192 @@
+"""A mock of a streaming server for measuring load clients: paced server-sent events, and its own record of when it sent them.
+
+    python bench/mock_sse.py --port 0 --tokens 129 --per-chunk 3 --first-ms 200 --step-ms 30 [--cpu 0]
+
+Prints `port N`. Answers POST /v1/chat/completions (usage in every chunk if asked for) and /generate (cumulative text), on a schedule
+that is absolute from the moment when the request was parsed. GET /record gives and forgets, per request: seconds from parsed to the
+first token handed to the kernel, and the parsed time (CLOCK_MONOTONIC). A raw asyncio.Protocol: it must never be the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import os
+import time
+
+RECORD: list[tuple[float, float]] = []
+
+
+class Pace:
+    """One timer for all streams: at each tick it writes what is due."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.due: list[tuple[float, int, Stream]] = []
+        self.number = 0
+        self.handle: asyncio.TimerHandle | None = None
+
+    def add(self, at: float, stream: Stream) -> None:
+        self.number += 1
+        heapq.heappush(self.due, (at, self.number, stream))
+        if self.handle is None or self.due[0][2] is stream:
+            self.arm()
+
+    def arm(self) -> None:
+        if self.handle is not None:
+            self.handle.cancel()
+        self.handle = self.loop.call_later(max(0.0, self.due[0][0] - time.monotonic()), self.tick)
+
+    def tick(self) -> None:
+        self.handle = None
+        now = time.monotonic() + 0.0002
+        while self.due and self.due[0][0] <= now:
+            heapq.heappop(self.due)[2].step()
+        if self.due:
+            self.arm()
+
+
+class Stream(asyncio.Protocol):
+    """A connection: requests one after the other."""
+
+    def __init__(self, options: argparse.Namespace, pace: Pace) -> None:
+        self.options, self.pace = options, pace
+        self.got = b""
+        self.transport: asyncio.Transport | None = None
+        self.left = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+        head, blank, body = self.got.partition(b"\r\n\r\n")
+        if not blank:
+            return
+        line = head.split(b"\r\n", 1)[0].split()
+        if line[0] == b"GET":
+            self.got = b""
+            self.get(line[1].decode())
+            return
+        length = next(
+            int(part.split(b":")[1]) for part in head.split(b"\r\n") if part.lower().startswith(b"content-length:")
+        )
+        if len(body) < length:
+            return
+        self.got = b""
+        self.begin(line[1].decode(), json.loads(body))
+
+    def get(self, path: str) -> None:
+        assert self.transport is not None
+        known: object = {"object": "list", "data": [{"id": "mock", "owned_by": "mock"}]}
+        status = "200 OK"
+        if path == "/record":
+            known = list(RECORD)
+            RECORD.clear()
+        elif path not in ("/v1/models", "/health"):
+            known, status = {"detail": "Not Found"}, "404 Not Found"
+        body = json.dumps(known).encode()
+        self.transport.write(
+            f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+
+    def begin(self, path: str, body: dict) -> None:  # type: ignore[type-arg]
+        assert self.transport is not None
+        self.parsed = time.monotonic()
+        self.native = path == "/generate"
+        asked = body.get("sampling_params", {}).get("max_new_tokens") if self.native else body.get("max_tokens")
+        self.total = min(self.options.tokens, asked or self.options.tokens)
+        self.usage = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        self.sent = self.number = 0
+        self.text = ""
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        if not self.native:
+            self.write(
+                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+            )
+        self.pace.add(self.parsed + self.options.first_ms / 1000, self)
+
+    def step(self) -> None:
+        if self.transport is None:
+            return
+        new = min(self.options.per_chunk, self.total - self.sent)
+        self.sent += new
+        self.number += 1
+        last = self.sent >= self.total
+        piece = " token" * new
+        if self.number == 1:
+            RECORD.append((time.monotonic() - self.parsed, self.parsed))
+        if self.native:
+            self.text += piece
+            reason = {"type": "length", "length": self.total} if last else None
+            meta = {
+                "id": "0" * 32,
+                "finish_reason": reason,
+                "prompt_tokens": 9,
+                "completion_tokens": self.sent,
+                "cached_tokens": 0,
+            }
+            self.write({"text": self.text, "meta_info": meta})
+        else:
+            event: dict[str, object] = {
+                "id": "0" * 32, "object": "chat.completion.chunk", "created": 1796007582, "model": "mock",
+                "choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": "length" if last else None}],
+            }  # fmt: skip
+            if self.usage:
+                event["usage"] = {"prompt_tokens": 9, "total_tokens": 9 + self.sent, "completion_tokens": self.sent}
+            self.write(event)
+        if not last:
+            self.pace.add(self.parsed + (self.options.first_ms + self.number * self.options.step_ms) / 1000, self)
+            return
+        if not self.native:
+            self.write(
+                {
+                    "choices": [],
+                    "usage": {"prompt_tokens": 9, "total_tokens": 9 + self.sent, "completion_tokens": self.sent},
+                }
+            )
+        self.piece(b"data: [DONE]\n\n")
+        self.transport.write(b"0\r\n\r\n")
+
+    def write(self, event: object) -> None:
+        self.piece(f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode())
+
+    def piece(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=129)
+    parser.add_argument("--per-chunk", type=int, default=1)
+    parser.add_argument("--first-ms", type=float, default=200.0)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--cpu", type=int)
+    options = parser.parse_args()
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    loop = asyncio.get_running_loop()
+    pace = Pace(loop)
+    server = await loop.create_server(lambda: Stream(options, pace), "127.0.0.1", options.port, backlog=4096)
+    print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+
+        uvloop.install()
+    except ImportError:
+        pass
+    asyncio.run(main())
