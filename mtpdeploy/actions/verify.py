@@ -6,12 +6,12 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtpdeploy import inventory as inventories
 from mtpdeploy.actions.logfile import read_summary
 from mtpdeploy.agent.protocol import StatusRequest, TailRequest
-from mtpdeploy.errors import MtpError, NotFound, UsageError
+from mtpdeploy.errors import NotFound, UsageError
 from mtpdeploy.inventory.values import Deployment, Host
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
@@ -22,7 +22,9 @@ from mtpdeploy.sglang.model import ModelConfig, recognise
 from mtpdeploy.sglang.verify import Freshness, Verification, judge_version
 from mtpdeploy.sglang.verify import verify as compare
 from mtpdeploy.sglang.versions import NEWEST, Version
-from mtpdeploy.store import Store
+
+if TYPE_CHECKING:
+    from mtpdeploy.actions.reach import Target
 
 # A longer log is not carried over the line: /server_info has the arguments then, and the log's end the acceptance.
 _WHOLE_LOG = 64 << 20
@@ -66,7 +68,7 @@ def verify(
         if log.is_sglang is not True:
             raise NotFound(f"{file} is not the log of an SGLang server: there is nothing to verify")
         guess = version or (judge_version(log.server_args) if log.server_args else None)
-        asked = _asked(home, inventory, None, profile, set_, command or (None if profile else log.command), guess)
+        asked = _asked(home, inventory, profile, set_, command or (None if profile else log.command), guess)
         return compare(
             asked.args,
             env=asked.env,
@@ -76,30 +78,16 @@ def verify(
             gpu_memory_gb=gpu_memory_gb,
             wanted_concurrency=want_concurrency,
         )
+    from mtpdeploy.actions import reach
     from mtpdeploy.hosts.fanout import on_hosts
 
-    known = inventories.load(home, inventory)
-    store = Store(home)
-    last = store.last_deployed()
-    hosts = known.choose(host, last.host if last else None)
+    found = {t.host: t for t in reach.targets(home, host, inventory, profile=profile, sets=() if command else set_)}
 
     def one(target: Host) -> Verification:
-        return _live(
-            home,
-            talk,
-            known,
-            target,
-            profile,
-            inventory,
-            set_,
-            command,
-            version,
-            model,
-            gpu_memory_gb,
-            want_concurrency,
-        )
+        explicit = command if command is not None else profile if profile is not None or set_ else None
+        return _live(talk, found[target], explicit, command, set_, version, model, gpu_memory_gb, want_concurrency)
 
-    return on_hosts(hosts, one)
+    return on_hosts(tuple(found), one)
 
 
 def _version(text: str | None) -> Version | None:
@@ -114,7 +102,6 @@ def _version(text: str | None) -> Version | None:
 def _asked(
     home: Path,
     inventory: Sequence[str],
-    host: Host | None,
     profile: str | None,
     sets: Sequence[str],
     command: str | None,
@@ -122,16 +109,18 @@ def _asked(
 ) -> Asked:
     """The request: a profile with its layers, or a command line as it stands."""
     if command is not None:
-        at = version or NEWEST
-        parsed = commands.parse(command, at)
-        secrets: dict[str, object] = {name: Secret("") for name in parsed.secrets}
-        return Asked({**parsed.args, **secrets, **_set_args(sets)}, dict(parsed.env), version, "the command line")
+        return _of_command(command, sets, version)
     if profile is None:
         return Asked(_set_args(sets) or None, {}, version, "--set" if sets else "nobody")
-    known = inventories.load(home, inventory)
-    deployment = _resolved(known, host, profile, sets)
+    deployment = inventories.resolve(inventories.load(home, inventory), None, profile, sets, reveal=False)
     chosen = version or (Version.parse(deployment.sglang_version) if deployment.sglang_version else None)
     return Asked(_wanted(deployment), inventories.env_for(deployment, chosen), chosen, f"profile {profile}")
+
+
+def _of_command(command: str, sets: Sequence[str], version: Version | None) -> Asked:
+    parsed = commands.parse(command, version or NEWEST)
+    secrets: dict[str, object] = {name: Secret("") for name in parsed.secrets}
+    return Asked({**parsed.args, **secrets, **_set_args(sets)}, dict(parsed.env), version, "the command line")
 
 
 def _set_args(sets: Sequence[str]) -> dict[str, object]:
@@ -143,10 +132,6 @@ def _set_args(sets: Sequence[str]) -> dict[str, object]:
         if key.startswith("args."):
             found[key.removeprefix("args.")] = value
     return found
-
-
-def _resolved(known: inventories.Inventory, host: Host | None, profile: str, sets: Sequence[str]) -> Deployment:
-    return inventories.resolve(known, host, profile, sets, reveal=False)
 
 
 def _wanted(deployment: Deployment) -> dict[str, object]:
@@ -169,51 +154,37 @@ def _shape(log: Summary | None, asked: Asked) -> ModelConfig | None:
 
 
 def _live(
-    home: Path,
     talk: Talk,
-    known: inventories.Inventory,
-    target: Host,
-    profile: str | None,
-    inventory: Sequence[str],
-    sets: Sequence[str],
+    target: Target,
+    explicit: str | None,
     command: str | None,
+    sets: Sequence[str],
     version: Version | None,
     model: ModelConfig | None,
     gpu_memory_gb: float | None,
     wanted: int | None,
 ) -> Verification:
-    from mtpdeploy.hosts.agentclient import AgentClient
-    from mtpdeploy.hosts.transport import connect
+    """explicit: a profile or command that the options name; None: the host's own record of the launch is what was asked for."""
+    from mtpdeploy.actions.reach import agent
 
-    last = Store(home).last_deployed(target.name)
-    named = profile or (last.profile if last else None)
-    try:
-        deployment = inventories.resolve(known, target, named, () if command else sets, reveal=False)
-    except MtpError:
-        if profile is not None:
-            raise
-        # The profile of the last deploy is gone; the host's own record still says what was asked for.
-        deployment, named = inventories.resolve(known, target, None, (), reveal=False), None
+    deployment = target.deployment
     talk.stage(target.name, "asking the server and its log")
-    with connect(target) as transport:
-        client = AgentClient(
-            transport, workdir=deployment.workdir, service=deployment.service, python=deployment.python
-        )
+    with agent(target) as client:
         status = client.call("status", StatusRequest(log_tail_bytes=_TAIL))
         release = status.get("release")
         if not release:
             raise NotFound(
                 f"{target.name}: {status.get('word', 'nothing is deployed')} {status.get('why') or ''}".rstrip(),
-                next_commands=(f"mtpdeploy deploy --host {target.name} --profile {named or 'mtp'}",),
+                next_commands=(f"mtpdeploy deploy --host {target.name} --profile {target.profile or 'mtp'}",),
                 runbook="log-from-another-launch" if status.get("port_owner") else None,
             )
         log = _log(client, status)
     talk.done(target.name, "read")
     stated = version or (Version.parse(release["sglang_version"]) if release.get("sglang_version") else None)
     if command is not None:
-        asked = _asked(home, inventory, target, None, sets, command, stated)
-    elif profile is not None or sets:
-        asked = Asked(_wanted(deployment), inventories.env_for(deployment, stated), stated, f"profile {named}")
+        asked = _of_command(command, sets, stated)
+    elif explicit is not None or sets:
+        asked = Asked(_wanted(deployment), inventories.env_for(deployment, stated), stated, f"profile {target.profile}")
     else:
         env = {n: v for n, v in (release.get("env") or {}).items() if isinstance(v, str)}
         asked = Asked(release.get("args") or {}, env, stated, f"launch {release['launch_id']}")
