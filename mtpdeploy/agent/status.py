@@ -23,6 +23,7 @@ from mtpdeploy.agent.release import READY_LINE, Release, Service, elsewhere, hos
 from mtpdeploy.agent.server import Server, base_url
 
 STALL_S = 60.0  # requests run and the log shows no progress for so long
+_PROGRESS_BYTES = 256 * 1024
 SCHEDULER = "sglang::scheduler"  # title of the processes that hold the GPU (managers/scheduler.py)
 
 
@@ -347,14 +348,11 @@ def _alive(
             health.update(source="/get_model_info", status=reply.status, latency_ms=round(reply.latency_ms, 1))
     if dead := dead_schedulers(proven, boot):
         return "degraded", f"scheduler {dead} died while the main process goes on: requests will hang"
-    log = result.get("log") or {}
     if load := server.load():
-        health.update(running=load[0], queued=load[1], last_progress_s=log.get("silent_s"))
-        if load[0] > 0 and (log.get("silent_s") or 0.0) > STALL_S:
-            return (
-                "degraded",
-                f"stalled: {load[0]} requests run and the log shows no progress for {log['silent_s']:.0f} s",
-            )
+        since = last_progress_s(release)
+        health.update(running=load[0], queued=load[1], last_progress_s=since)
+        if load[0] > 0 and since is not None and since > STALL_S:
+            return "degraded", f"stalled: {load[0]} requests run and no batch was logged for {since:.0f} s"
     if reply.status is None:
         if was_ready:
             return "degraded", f"it accepts connections and does not answer ({reply.error})"
@@ -381,6 +379,25 @@ def said_ready(release: Release, boot: dict[str, Any]) -> bool:
             return any(READY_LINE in line for line in file)
     except OSError:
         return False
+
+
+def last_progress_s(release: Release) -> float | None:
+    """Seconds since the log's last prefill or decode line, by that line's own time (this host's local time).
+
+    The file's age would not do: each question of ours leaves an access line. None: no such line near the end.
+    """
+    try:
+        with open(release.log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _PROGRESS_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if (b"Decode batch" in line or b"Prefill batch" in line) and line.startswith(b"["):
+            with contextlib.suppress(ValueError):
+                moment = time.strptime(line[1:20].decode(errors="replace"), "%Y-%m-%d %H:%M:%S")
+                return max(0.0, round(time.time() - time.mktime(moment), 1))
+    return None
 
 
 def schedulers(main: ProcessId) -> list[dict[str, Any]]:
