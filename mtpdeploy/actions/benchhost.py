@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtpdeploy import inventory as inventories
 from mtpdeploy.actions.bench import Keeper, Wish, measured, point_specs
+from mtpdeploy.actions.reach import targets
 from mtpdeploy.actions.report import BenchAnswer
 from mtpdeploy.agent.protocol import BenchPullRequest, BenchRequest, StatusRequest
 from mtpdeploy.bench.target import Target
@@ -49,25 +49,13 @@ def at_hosts(
     key: Secret | None,
 ) -> Any:
     """A BenchAnswer; of several hosts one each."""
-    known = inventories.load(home, inventory)
-    last = Store(home).last_deployed()
-    hosts = known.choose(host, last.host if last else None)
+    chosen = targets(home, host, inventory, profile=profile, sets=sets)
+    by_name = {target.name: target.deployment for target in chosen}
 
-    def one(target: Host) -> BenchAnswer:
-        deployment = deployment_of(home, known, target, profile, sets)
-        return at_host(home, talk, wish, deployment, place=place, key=key)
+    def one(each: Host) -> BenchAnswer:
+        return at_host(home, talk, wish, by_name[each.name], place=place, key=key)
 
-    return on_hosts(hosts, one)
-
-
-def deployment_of(
-    home: Path, known: inventories.Inventory, host: Host, profile: str | None, sets: Sequence[str]
-) -> Deployment:
-    """The service that is meant: of the given profile, else of the last deploy to that host."""
-    if profile is None:
-        last = Store(home).last_deployed(host.name)
-        profile = last.profile if last else None
-    return inventories.resolve(known, host, profile, sets)
+    return on_hosts([target.host for target in chosen], one)
 
 
 def at_host(
@@ -234,13 +222,11 @@ def attach(home: Path, talk: Talk, run_id: str, *, inventory: Sequence[str]) -> 
         raise UsageError(f"run {run.id} did not run beside a server: there is nothing to attach to")
     if run.status == "done":
         raise UsageError(f"run {run.id} is complete", next_commands=[f"mtpdeploy report {run.id}"])
-    known = inventories.load(home, inventory)
-    (target,) = known.choose(host)
     profile = meta.get("profile")
-    deployment = deployment_of(home, known, target, profile if isinstance(profile, str) else None, ())
+    (target,) = targets(home, host, inventory, profile=profile if isinstance(profile, str) else None)
     keeper = Keeper.of(home, talk, run, seen if isinstance(seen, int) else 0)
-    with connect(target) as transport:
-        agent = _agent(transport, deployment)
+    with connect(target.host) as transport:
+        agent = _agent(transport, target.deployment)
         return _follow(agent, keeper, BenchRequest(run_id=remote, attach_only=True, detach=True, from_line=keeper.seen))
 
 
