@@ -190,19 +190,22 @@ def launch_of(pid: int) -> str | None:
 
 
 def cgroup(pid: int) -> str | None:
-    """The cgroup path: that of v2 or, on a v1 or hybrid host, of systemd's own hierarchy."""
+    """The cgroup path: systemd's own hierarchy on a v1 or hybrid host, else that of v2.
+
+    A container with a v2 of its own may still see the machine's v1 hierarchies, and is at their root: then v2 tells.
+    """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return None
-    named = None
+    named = unified = None
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if controllers == "name=systemd":
-            return path
-        if number == "0":
             named = path
-    return named
+        elif number == "0":
+            unified = path
+    return unified if named in (None, "/") else named
 
 
 def user_of(pid: int) -> str | None:
