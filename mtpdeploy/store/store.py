@@ -159,6 +159,13 @@ class Run:
         self._head["meta"] = {**self.meta, **{key: plain(value) for key, value in meta.items()}}
         self._save()
 
+    def reopen(self) -> None:
+        """Takes up a run whose writer has gone. Refused while that one lives."""
+        if self.status == "running":
+            raise UsageError(f"run {self.id} is still being written by another process")
+        self._head |= {"status": "running", "finished_utc": None, "writer": _writer()}
+        self._save()
+
     def finish(self, summary: Mapping[str, object], status: Literal["done", "failed", "interrupted"] = "done") -> None:
         """The last act: what a list shows of this run, and how it ended."""
         self._head |= {"summary": plain(summary), "status": status, "finished_utc": _utc()}

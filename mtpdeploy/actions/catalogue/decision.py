@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpdeploy.actions.verbs import Argument, Option, Verb
+from mtpdeploy.actions.verbs import HOST, INVENTORY, PROFILE, SET, Argument, Option, Verb
 
 RUN = "Run id, a prefix of one, or `last`."
 OF_HOST = Option("host", "Only runs on this host.")
@@ -127,4 +127,51 @@ RECOMMEND = Verb(
     ),
 )
 
-VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND)
+TUNE = Verb(
+    name="tune",
+    summary="Searches the best settings of a profile on its host, launch by launch, and writes them as a new profile.",
+    action="mtpdeploy.actions.tune:tune",
+    text="mtpdeploy.report.tune:text",
+    options=(
+        HOST,
+        PROFILE,
+        INVENTORY,
+        SET,
+        Option(
+            "objective",
+            "throughput: output tok/s of the best load; latency: tok/s of one user; mixed: both.",
+            default="throughput",
+            choices=("throughput", "latency", "mixed"),
+        ),
+        Option("slo", "Loads that break these objectives count for nothing, such as ttft_p90_ms<500,tpot_p90_ms<20."),
+        Option("concurrency", "Loads to measure, such as 1,4,16. Default: the workload's, else 1,4,8,16."),
+        Option("workload", "A named workload."),
+        Option("requests", "Measured requests a load.", type=int),
+        Option("output_tokens", "Cap of the answer, in tokens.", type=int),
+        Option(
+            "space_",
+            "What to search, as FACTOR=LEVEL,LEVEL …: draft_steps, running, radix, state_dtype, strategy, mem_fraction, "
+            "kv_dtype, context, chunked_prefill, graph_max_batch, draft_model.",
+        ),
+        Option("budget_launches", "At most so many launches; the confirmation is apart.", type=int, default=12),
+        Option("budget_minutes", "No launch that would end after so many minutes of search.", type=float),
+        Option("confirm", "Rounds of ABBA, profile against winner; 0: none.", type=int, default=1),
+        Option("leave", "What the host serves at the end.", default="chosen", choices=("chosen", "original")),
+        Option("name", "Name of the new profile. Default: PROFILE-tuned."),
+        Option("gpu_memory_gb", "Memory of the GPU in GiB, where the host does not tell.", type=float),
+        Option("resume", "Goes on with a search that was broken off: its run id, or `last`.", metavar="RUN"),
+        Option("dry_run", "Says what would be searched and launched first; touches nothing.", type=bool, default=False),
+    ),
+    examples=(
+        "mtpdeploy tune --host gpu1 --profile mtp --objective throughput --dry-run",
+        "mtpdeploy tune --host gpu1 --profile mtp --objective mixed --slo 'tpot_p90_ms<20' --budget-launches 8",
+        "mtpdeploy tune --space 'draft_steps=1,2,3 running=8,16 state_dtype=bfloat16'",
+        "mtpdeploy tune --resume last",
+    ),
+    details=(
+        "Settings that the memory budget or a launch rule refuses are never launched. A launch that dies is a result. "
+        "Each launch is written down before the next one starts, so that --resume goes on after a kill."
+    ),
+)
+
+VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND, TUNE)
