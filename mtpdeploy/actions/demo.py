@@ -17,7 +17,7 @@ from mtpdeploy.progress import Talk
 from mtpdeploy.store import Store
 
 HOST = "local"
-CLOCK = 4.0  # simulated seconds a second
+CLOCK = 2.0  # simulated seconds a second
 CONCURRENCY = "1,4"
 REQUESTS = 12
 OUTPUT_TOKENS = 96

@@ -11,9 +11,10 @@ from mtpdeploy.report import compare
 def text(answer: Demo, console: Console) -> None:
     """The comparison, framed by what it is and is not."""
     console.print(
-        f"[bold]Simulated.[/bold] SGLang, its GPU and the clock ({answer.clock:g} simulated seconds a second) are a rehearsal; "
+        f"Simulated: SGLang, its GPU and the clock ({answer.clock:g} simulated seconds a second) are a rehearsal; "
         "the deploy, the benchmark and the comparison are real.",
         highlight=False,
+        style="bold",
     )
     console.print(f"Workload: {answer.workload}.", highlight=False)
     compare.text(answer.comparison, console)
