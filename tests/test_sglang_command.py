@@ -187,6 +187,11 @@ def test_what_argparse_would_refuse_is_refused_with_what_would_be_right(rest, wo
     assert words in refused.value.message
 
 
+def test_quoted_operators_are_values_and_comments_are_not():
+    text = "# how we start it\npython -m sglang.launch_server --model '|' --chat-template 'a>b' \\\n --port 1  # the port\n"
+    assert parse(text, V("0.5.23")).args == {"model_path": "|", "chat_template": "a>b", "port": 1}
+
+
 @pytest.mark.parametrize("text", ["", "vllm serve X", "python -m vllm --model X", "echo 'open", "A=1"])
 def test_what_is_no_sglang_server_is_a_usage_error(text):
     with pytest.raises(UsageError, match="--command"):

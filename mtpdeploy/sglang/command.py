@@ -193,7 +193,6 @@ def _is_number(text: str) -> bool:
 
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_REDIRECT = re.compile(r"\d*(?:>>?|<|>&|&>)(?:&\d|.*)")
 
 
 def parse(command: str | Sequence[str], version: Version, help_flags: HelpFlags | None = None) -> Parsed:
@@ -211,24 +210,31 @@ def parse(command: str | Sequence[str], version: Version, help_flags: HelpFlags 
     return Parsed(args, env, secrets, python, tuple(dict.fromkeys(notes)))
 
 
+_PIECE = re.compile(
+    r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?P<operator>[;&|()<>]+)|(?P<comment>(?:(?<=\s)|^)\#[^\n]*)|(?P<plain>[^'"\\;&|()<>\#]+|.)""",
+    re.DOTALL,
+)
+
+
 def _shell_words(text: str, notes: list[str]) -> list[str]:
+    """Words as a shell splits them; a command's end becomes a word that begins with NUL, which no shell word can."""
     joined = re.sub(r"\\\r?\n", " ", text.strip())
-    lexer = shlex.shlex(joined, posix=True, punctuation_chars=";&|<>()")
-    lexer.whitespace_split = True
-    lexer.commenters = "" if "\n" not in joined else "#"
+    marked = ""
+    for piece in _PIECE.finditer(joined):
+        if piece["operator"]:
+            marked += f" \0{piece['operator']} "
+        elif not piece["comment"]:
+            marked += piece[0]
     try:
-        tokens = list(lexer)
-    except ValueError as wrong:
-        raise UsageError(f"--command: {wrong}: a quote or a backslash is not closed") from None
+        tokens = shlex.split(marked)
+    except ValueError:
+        raise UsageError("--command: a quote or a backslash is not closed") from None
     words: list[str] = []
     skip = False
     for token in tokens:
         if skip:
             skip = False
-            continue
-        if set(token) <= set(";&|()") and token:
-            words.append("\0" + token)  # a command's end; a NUL cannot come from a shell
-        elif set(token) <= set("<>&"):
+        elif token.startswith("\0") and set(token) & {"<", ">"}:
             skip = True
             if words and words[-1].isdigit():
                 words.pop()
