@@ -91,6 +91,7 @@ class AgentHost:
     service: str = "t"
     port: int = field(default_factory=free_port)
     client: str = "ann@laptop"
+    skip_preflight: bool = False
     env: dict[str, str] = field(default_factory=dict)  # of the agent
     user_prefix: list[str] = field(default_factory=list)
 
@@ -165,7 +166,9 @@ class AgentHost:
         return {"fingerprint": fingerprint, "release": release, "files": files, "probe": {"port": self.port}}
 
     def deploy(self, *, fingerprint: str = "one", force: bool = False, **more: Any) -> dict[str, Any]:
-        return self.call("deploy", force=force, **self.release(fingerprint=fingerprint, **more))
+        return self.call(
+            "deploy", force=force, skip_preflight=self.skip_preflight, **self.release(fingerprint=fingerprint, **more)
+        )
 
     def up(self, **more: Any) -> dict[str, Any]:
         """Deployed and proven ready."""

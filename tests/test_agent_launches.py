@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from agent_host import AgentHost, build_agent, log_bytes
 
 
