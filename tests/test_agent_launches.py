@@ -69,8 +69,11 @@ def test_a_new_deploy_stops_the_old_server_before_it_starts_its_own(host: AgentH
 def test_stop_drains_leaves_nothing_and_shows_stopped_although_the_server_killed_itself(host: AgentHost) -> None:
     up = host.up(env={"AGENT_SERVER_DRAIN_S": "0.5"})
     stopped = host.call("stop", why="maintenance")
-    assert stopped["stopped"] and stopped["drained"] and stopped["port_free"]
-    assert stopped["killed"] == [] and stopped["left"] == []
+    assert stopped["stopped"]
+    assert stopped["drained"]
+    assert stopped["port_free"]
+    assert stopped["killed"] == []
+    assert stopped["left"] == []
     status = host.call("status")
     assert status["word"] == "stopped"
     assert "maintenance" in status["why"]
@@ -83,7 +86,8 @@ def test_stop_drains_leaves_nothing_and_shows_stopped_although_the_server_killed
 def test_a_server_that_ignores_sigterm_is_killed_after_the_drain_limit(host: AgentHost) -> None:
     host.up(env={"AGENT_SERVER_IGNORE_TERM": "1"})
     stopped = host.call("stop", drain_timeout_s=0.5)
-    assert stopped["stopped"] and stopped["drained"] is False
+    assert stopped["stopped"]
+    assert stopped["drained"] is False
     assert host.living() == []
 
 

@@ -42,7 +42,7 @@ def changing(
 ) -> Iterator[None]:
     """The frame of every change: lock, intent, journal. The intent goes when the change ended, well or with a Fault."""
     service.prepare()
-    with lock.held(service, client, why or act) as note:
+    with lock.held(service, client, why or act, full_disk_too=act == "stop") as note:
         if note:
             stream.note(note)
         for name in release.sweep(service):

@@ -9,6 +9,7 @@ lease), so that a holder that hangs, or one on another machine with the same wor
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from mtpdeploy.agent.release import Service
 
 RENEW_S = 2.0
 LEASE_S = 30.0
+_GUARD = ".lock.guard"
 
 
 def read(service: Service) -> dict[str, Any] | None:
@@ -60,43 +62,52 @@ def describe(lock: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def held(service: Service, client: str, why: str) -> Iterator[str | None]:
-    """Holds the lock; yields a note if a stale one was taken over. Fault `host-locked` if somebody has it."""
-    path = service.folder / "lock.json"
+def held(service: Service, client: str, why: str, *, full_disk_too: bool = False) -> Iterator[str | None]:
+    """Holds the lock; yields a note if a stale one was taken over. Fault `host-locked` if somebody has it.
+
+    full_disk_too: where lock.json cannot be written, the guard itself is held instead. Nobody reads who holds it then, but
+    nobody else gets in: a full disk must not forbid a stop.
+    """
     me = identify(os.getpid())
     if me is None:
         raise Fault("remote-error", "this process cannot be found in /proc; is it mounted with hidepid?")
-    try:
-        with files.guard(service.folder / ".lock.guard"):
-            before = read(service)
-            if before and before["state"] != "stale":
-                raise Fault(
-                    "host-locked",
-                    f"{service.name} is being changed: {describe(before)}",
-                    next_commands=["mtpdeploy status", "mtpdeploy unlock --break-lock   # only if that deploy hangs"],
-                    details={"lock": before},
-                    runbook="half-finished-deploy",
-                )
-            files.replace_json(
-                path,
-                {
-                    **me.as_json(),
-                    "machine_id": machine_id(),
-                    "host": os.uname().nodename,
-                    "client": client,
-                    "why": why,
-                    "since_utc": utc_now(),
-                },
+    with contextlib.ExitStack() as stack:
+        try:
+            note = _take(service, me, client, why)
+        except OSError as error:
+            if not full_disk_too or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise files.explain(error, "taking the lock") from None
+            note = "the disk is full: the lock is held without a record"
+            with contextlib.suppress(OSError):
+                stack.enter_context(files.guard(service.folder / _GUARD))
+        done = threading.Event()
+        threading.Thread(target=_renew, args=(service.folder / "lock.json", done), name="lease", daemon=True).start()
+        stack.callback(_drop, service, me)
+        stack.callback(done.set)
+        yield note
+
+
+def _take(service: Service, me: ProcessId, client: str, why: str) -> str | None:
+    with files.guard(service.folder / _GUARD):
+        before = read(service)
+        if before and before["state"] != "stale":
+            raise Fault(
+                "host-locked",
+                f"{service.name} is being changed: {describe(before)}",
+                next_commands=["mtpdeploy status", "mtpdeploy unlock --break-lock   # only if that deploy hangs"],
+                details={"lock": before},
+                runbook="half-finished-deploy",
             )
-    except OSError as error:
-        raise files.explain(error, "taking the lock") from None
-    done = threading.Event()
-    threading.Thread(target=_renew, args=(path, done), name="lease", daemon=True).start()
-    try:
-        yield f"took over a stale lock: {describe(before)}" if before else None
-    finally:
-        done.set()
-        _drop(service, me)
+        record = {
+            **me.as_json(),
+            "machine_id": machine_id(),
+            "host": os.uname().nodename,
+            "client": client,
+            "why": why,
+            "since_utc": utc_now(),
+        }
+        files.replace_json(service.folder / "lock.json", record)
+    return f"took over a stale lock: {describe(before)}" if before else None
 
 
 def _renew(path: Path, done: threading.Event) -> None:
@@ -107,7 +118,9 @@ def _renew(path: Path, done: threading.Event) -> None:
 
 def _drop(service: Service, me: ProcessId) -> None:
     """Removes the lock if it is still ours (somebody may have broken it)."""
-    with contextlib.suppress(OSError), files.guard(service.folder / ".lock.guard"):
+    if ProcessId.from_json(files.read_json(service.folder / "lock.json")) != me:
+        return
+    with contextlib.suppress(OSError), files.guard(service.folder / _GUARD):
         if ProcessId.from_json(files.read_json(service.folder / "lock.json")) == me:
             os.unlink(service.folder / "lock.json")
 
@@ -116,7 +129,7 @@ def unlock(service: Service, *, break_lock: bool) -> dict[str, Any]:
     """Removes a stale lock, or with `break_lock` any. Fault `host-locked` if its holder lives."""
     if not service.folder.is_dir():
         return {"removed": False, "lock": None}
-    with files.guard(service.folder / ".lock.guard"):
+    with files.guard(service.folder / _GUARD):
         lock = read(service)
         if lock is None:
             with contextlib.suppress(FileNotFoundError):
