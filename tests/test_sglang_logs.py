@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - log lines are as long as SGLang prints them
 """The log reader against real logs, every wrapper and format that logs come in, and hostile text."""
 
 from __future__ import annotations
