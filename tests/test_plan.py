@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from mtpdeploy import inventory
-from mtpdeploy.actions.plan import Plans, plan
+from mtpdeploy.actions.plan import Plans, keep_calibration, plan, with_calibrations
 from mtpdeploy.errors import ConfigError, PlanRefused, UsageError
 from mtpdeploy.inventory.values import Host
-from mtpdeploy.plan import known_of, make_plan
+from mtpdeploy.plan import beside, known_of, make_plan
 from mtpdeploy.progress import Silent
 from mtpdeploy.secret import MASK, Secret
 from mtpdeploy.sglang.model import shipped
@@ -324,3 +324,57 @@ def test_model_config_takes_a_file_and_overrides_the_path(home):
     without = planned(home, command=text, gpu_memory_gb=96, sglang_version="0.5.17").as_json()
     assert without["memory"] is None
     assert "--model-config" in without["memory_unknown_because"]
+
+
+# What run A of a real server (0.5.17, H200, 95.0 GB free of 95.6) said of itself, as `logs --json` has it.
+SUMMARY = {
+    "weights": {"before_gb": 92.82, "mem_gb": 51.05},
+    "draft": {"mem_gb": 5.53},
+    "mamba_cache": {"slots": 24, "ssm_gb": 3.52, "intermediate_gb": 2.81},
+    "max_total_num_tokens": 259066,
+    "max_running_requests": 4,
+    "available_gpu_mem_gb": 14.47,
+}
+
+
+def run_a(home, facts=None, **options):
+    d = deployment(home, sets=("args.mem_fraction_static=0.85",))
+    return make_plan(d, known_of(d, facts, sglang_version="0.5.17", gpu_memory_gb=95.6, **options), home=home)
+
+
+def test_predicted_stands_beside_actual_after_a_launch(home):
+    rows = {row.name: row for row in beside(run_a(home, available_gb=92.82), SUMMARY)}
+    assert rows["state slots"].difference == 0
+    assert rows["requests at once"].difference == 0
+    assert abs(rows["KV tokens"].difference) < 200
+    assert abs(rows["free at the end (GB)"].difference) < 0.2
+
+
+def test_what_a_launch_measured_makes_the_next_plan_exact_and_is_named(home):
+    host = Host("gpu1", address="10.0.0.1")
+    strange = {
+        **SUMMARY,
+        "max_total_num_tokens": 250_000,
+        "available_gpu_mem_gb": 13.0,
+        "weights": {"before_gb": 92.0, "mem_gb": 51.6},
+    }
+    first = run_a(home)
+    assert first.budget.pools.kv_tokens != 250_000
+    assert keep_calibration(home, host, first, strange, LID)
+    second = run_a(home, with_calibrations(home, host, {}))
+    assert abs(second.budget.pools.kv_tokens - 250_000) <= 2
+    assert second.budget.pools.pre_load_gb == pytest.approx(92.0)
+    assert second.budget.pools.avail_end_gb == pytest.approx(13.0, abs=0.05)
+    assert any(LID in text for text in second.budget.assumptions)
+    assert not any(LID in text for text in run_a(home, with_calibrations(home, Host("gpu2"), {})).budget.assumptions)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"max_total_num_tokens": None}, {"weights": {}}, {"mamba_cache": {"slots": 23}}, {"max_total_num_tokens": 1000}],
+)
+def test_a_log_that_decides_nothing_calibrates_nothing(home, changed):
+    assert not keep_calibration(home, Host("gpu1"), run_a(home), {**SUMMARY, **changed}, LID)
+    (home / "runs" / "hosts").mkdir(parents=True)
+    (home / "runs" / "hosts" / "gpu1.calibration.json").write_text("[]")
+    assert with_calibrations(home, Host("gpu1"), {})["calibrations"] == {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 from mtpdeploy import inventory as inventories
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.inventory.values import Deployment, Host
-from mtpdeploy.plan import Known, Plan, known_of, make_plan
+from mtpdeploy.plan import Known, Plan, calibrate, known_of, make_plan
+from mtpdeploy.plan.calibration import as_stored, signature
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
 from mtpdeploy.sglang import command as commands
@@ -124,16 +127,47 @@ def plan(
 
 
 def stored_facts(home: Path, host: Host) -> dict[str, Any] | None:
-    """What was read from this host at the last contact from this home; None: never, or it cannot be read."""
-    file = home / "runs" / "hosts" / f"{host.name}.json"
+    """What was read from this host at the last contact from this home, calibrations included; None: never."""
+    data = _stored(home, f"{host.name}.json")
+    facts = data.get("facts", data) if data else None
+    return with_calibrations(home, host, facts) if isinstance(facts, dict) else None
+
+
+def with_calibrations(home: Path, host: Host, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with what earlier launches on this host measured of the memory budget's constants."""
+    return {**facts, "calibrations": _stored(home, _calibrations(host)) or {}}
+
+
+def keep_calibration(home: Path, host: Host, made: Plan, summary: Mapping[str, Any], launch_id: str) -> bool:
+    """Remembers what this launch's log (its summary as JSON) measured; False where it decides nothing.
+
+    A failure to write does not matter.
+    """
+    measured = calibrate(made, summary, launch_id=launch_id)
+    if measured is None or made.known.model is None:
+        return False
+    known = _stored(home, _calibrations(host)) or {}
+    known[signature(made.known.model)] = as_stored(measured)
+    folder = home / "runs" / "hosts"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{_calibrations(host)}.{os.getpid()}"
+        aside.write_text(json.dumps(known, indent=1))
+        aside.replace(folder / _calibrations(host))
+        return True
+    return False
+
+
+def _calibrations(host: Host) -> str:
+    return f"{host.name}.calibration.json"
+
+
+def _stored(home: Path, name: str) -> dict[str, Any] | None:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads((home / "runs" / "hosts" / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(data, dict):
-        return None
-    facts = data.get("facts", data)
-    return facts if isinstance(facts, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def _last_profile(store: Store, home: Path, hosts: Sequence[Host]) -> str:
@@ -190,4 +224,5 @@ def _fit(made: Plan, known: Known, requests: int, tokens: int | None) -> memory.
         tokens_per_request=tokens,
         gpu_memory_gb=known.gpu_memory_gb,
         available_gb=known.available_gb,
+        calibration=known.calibration,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mtpdeploy.errors import ConfigError
 from mtpdeploy.inventory.values import Deployment
+from mtpdeploy.plan.calibration import from_stored, signature
 from mtpdeploy.secret import Secret
 from mtpdeploy.sglang.flags import HelpFlags
-from mtpdeploy.sglang.memory import free_before_load
+from mtpdeploy.sglang.memory import Calibration, free_before_load
 from mtpdeploy.sglang.model import ModelConfig, recognise
 from mtpdeploy.sglang.versions import NEWEST, Version
+
+_IDLE_GB = 1.0  # an idle card reports up to this much as used: the driver's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Known:
     simulated: bool = False
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    no_memory_because: str | None = field(default=None)
+    no_memory_because: str | None = None
+    calibration: Calibration | None = None
 
 
 def known_of(
@@ -48,7 +52,9 @@ def known_of(
     model: ModelConfig | None = None,
     facts_source: str = "read from the host",
 ) -> Known:
-    """Options first, then what the deployment pins, then the host's facts (the agent's probe), then assumptions that are said.
+    """Options first, then the host's facts (the agent's probe), then what the deployment pins, then assumptions that are said.
+
+    facts["calibrations"], where it is there, holds what earlier launches on this host measured, by model.
 
     Raises ConfigError for a version that is none.
     """
@@ -71,6 +77,8 @@ def known_of(
         except ValueError as wrong:
             notes.append(f"the host's --help could not be used: {wrong}")
     shape, why, certain_shape = _model(deployment, facts, model, assumptions)
+    stored = facts.get("calibrations")
+    calibration = from_stored(stored.get(signature(shape))) if shape and isinstance(stored, Mapping) else None
     indices = gpu_indices(deployment)
     total, free, gpu_notes = _gpu_memory(deployment, facts, indices)
     if gpu_memory_gb is not None:
@@ -81,7 +89,9 @@ def known_of(
     if simulated:
         assumptions.append("the host plays a simulated SGLang: its GPU and its memory are simulated too")
     if available_gb is None and free is not None and shape is not None and total is not None:
-        available_gb = free_before_load(total, shape, free)
+        # What was measured on this card, less what is taken now.
+        measured = total - calibration.process_gb - max(0.0, total - free - _IDLE_GB) if calibration else None
+        available_gb = free_before_load(total, shape, free) if measured is None else measured
         assumptions.append(
             f"{available_gb:.2f} GB are taken as free before the load: {free:.2f} GB free now, less the server's own context"
         )
@@ -102,6 +112,7 @@ def known_of(
         assumptions=(*assumptions, *gpu_notes),
         notes=tuple(notes),
         no_memory_because=reason,
+        calibration=calibration,
     )
 
 

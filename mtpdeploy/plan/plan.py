@@ -271,6 +271,7 @@ def _budget(
                 known.model,
                 gpu_memory_gb=known.gpu_memory_gb,
                 available_gb=known.available_gb,
+                calibration=known.calibration,
                 assumptions=known.assumptions,
             ),
             known,

@@ -40,6 +40,22 @@ _MEASURED = _Measured()
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants as one launch on this very host measured them, instead of ours.
+
+    process_gb:        total memory of the card less what was free before the load
+    weights_offset_gb: what loading took beyond the computed weights (their own constant included)
+    end_offset_gb:     what was free at the end beyond what was computed: graphs and released weights
+    source:            which launch
+    """
+
+    process_gb: float
+    weights_offset_gb: float
+    end_offset_gb: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """How SGLang would die while sizing its pools. cause: a class of the log summary; line: what it would print."""
 
@@ -177,6 +193,7 @@ def allocate(
     *,
     weights_gb: float | None = None,
     draft_weights_gb: float | None = None,
+    calibration: Calibration | None = None,
 ) -> Pools:
     """Sizes every pool as this version would.
 
@@ -198,7 +215,11 @@ def allocate(
             + (f" for quantization {settings.quantization!r}" if target is None else " for a draft model of its own")
             + "; it is not guessed: plan against the host, where the weight files are"
         )
-    pre = free_before_load(gpu_memory_gb, model) if free_gb is None else free_gb
+    pre = free_gb
+    if pre is None:
+        pre = gpu_memory_gb - calibration.process_gb if calibration else free_before_load(gpu_memory_gb, model)
+    if calibration and weights_gb is None:
+        target += calibration.weights_offset_gb
     assert settings.fraction is not None
     early_draft = version.at_least("0.5.14")  # the draft's weights are loaded before any pool is sized
     after_weights = pre - target - (draft if early_draft else 0.0)
@@ -254,6 +275,8 @@ def allocate(
         base, each = _MEASURED.spec_graph_gb if speculative else _MEASURED.decode_graph_gb
         captured = min(running, settings.decode_max_bs) if version.at_least("0.5.14") else settings.decode_max_bs
         decode = base + each * captured
+    if calibration:
+        decode -= calibration.end_offset_gb
     if failure is None and after_pools < 0:
         failure = Failure(
             "oom_after_pool",
@@ -521,6 +544,7 @@ def budget(
     available_gb: float | None = None,
     weights_gb: float | None = None,
     draft_weights_gb: float | None = None,
+    calibration: Calibration | None = None,
     assumptions: tuple[str, ...] = (),
 ) -> Budget:
     """The budget with suggestions. gpu_memory_gb: total of the card; available_gb: free just before the weights load; one of them is needed.
@@ -540,7 +564,7 @@ def budget(
         said.append(
             f"the card's total is taken as {gpu_memory_gb:.1f} GB: {available_gb:.2f} free before the load and {model_total:.2f} for the process"
         )
-    elif available_gb is None:
+    elif available_gb is None and calibration is None:
         free = free_before_load(gpu_memory_gb, model)
         said.append(
             f"free memory before the load is taken as {free:.2f} GB: {gpu_memory_gb:.2f} less {gpu_memory_gb - free:.2f} for driver, context"
@@ -550,9 +574,16 @@ def budget(
     known = {"weights_gb": weights_gb, "draft_weights_gb": draft_weights_gb}
 
     def run(changed: Mapping[str, ArgValue]) -> Pools:
-        return allocate({**args, **changed}, env, version, model, gpu_memory_gb, available_gb, **known)
+        return allocate(
+            {**args, **changed}, env, version, model, gpu_memory_gb, available_gb, calibration=calibration, **known
+        )
 
     pools = run({})
+    if calibration:
+        said.append(
+            f"calibrated by {calibration.source} on this host: {calibration.process_gb:.2f} GB for the process, weights "
+            f"{calibration.weights_offset_gb:+.2f} GB, graphs and the rest {-calibration.end_offset_gb:+.2f} GB against our constants"
+        )
     if weights_gb is None:
         how = (
             "the weight files' size"
@@ -776,16 +807,19 @@ def fit(
     tokens_per_request: int | None,
     gpu_memory_gb: float | None,
     available_gb: float | None,
+    calibration: Calibration | None = None,
 ) -> Fit:
     """Tries sets of changes, least intrusive first. tokens_per_request: prompt and output; None: 2048.
 
     Raises PlanRefused where the memory or the weights' size is not known.
     """
-    now = budget(args, env, version, model, gpu_memory_gb=gpu_memory_gb, available_gb=available_gb).pools
+    now = budget(
+        args, env, version, model, gpu_memory_gb=gpu_memory_gb, available_gb=available_gb, calibration=calibration
+    ).pools
     total = gpu_memory_gb if gpu_memory_gb is not None else now.pre_load_gb + _MEASURED.process_gb
 
     def run(changed: Mapping[str, ArgValue]) -> Pools:
-        return allocate({**args, **changed}, env, version, model, total, now.pre_load_gb)
+        return allocate({**args, **changed}, env, version, model, total, now.pre_load_gb, calibration=calibration)
 
     each = tokens_per_request or _LEAST_TOKENS
     workers = now.settings.attn_dp
