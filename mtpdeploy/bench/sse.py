@@ -15,7 +15,8 @@ from mtpdeploy.bench.values import Api
 
 COUNT = b'"completion_tokens"'  # cannot match inside a JSON string: a quote there is escaped
 NUMBER = re.compile(rb"\s*:\s*(\d+)")
-NO_CHOICES = (b'"choices":[]', b'"choices": []')
+NEAR_END = 200  # bytes
+ENDS = re.compile(rb'"finish_reason"\s*:\s*"|"choices"\s*:\s*\[\s*\]')
 ERROR_TEXT = 400  # characters of a server's error that are kept
 
 
@@ -25,9 +26,11 @@ class BadAnswer(ValueError):
 
 def count_of(payload: bytes) -> int | None:
     """The last `"completion_tokens": N` of an event, found on bytes; null counts as none."""
-    at = payload.rfind(COUNT)
+    at = payload.rfind(COUNT, len(payload) - NEAR_END)  # where it nearly always stands
     if at < 0:
-        return None
+        at = payload.rfind(COUNT)
+        if at < 0:
+            return None
     found = NUMBER.match(payload, at + len(COUNT))
     return int(found[1]) if found else None
 
@@ -35,7 +38,7 @@ def count_of(payload: bytes) -> int | None:
 class Chunks:
     """Arrivals of the chunks that carried tokens, and the cumulative count at each where the server counts them."""
 
-    __slots__ = ("_tail", "api", "counted", "done", "error", "error_kind", "events", "times", "tokens")
+    __slots__ = ("_counted_last", "_tail", "api", "counted", "done", "error", "error_kind", "events", "times", "tokens")
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -46,6 +49,7 @@ class Chunks:
         self.done = False
         self.error: str | None = None
         self.error_kind: str | None = None
+        self._counted_last = b""  # the event that was counted last
         self._tail: deque[bytes] = deque(maxlen=4)  # the answer's end: finish reason, usage, acceptance
 
     def take(self, ns: int, payload: bytes) -> None:
@@ -66,14 +70,15 @@ class Chunks:
                 self.tokens.append(total)
             return
         if total is not None and self.counted is not False:
-            if total > (self.tokens[-1] if self.tokens else 0) and not _closes(payload):
-                if self.counted is None and _finishes(payload):
-                    # usage for the first time in the last chunk: a sum, not a count per chunk
+            if total > (self.tokens[-1] if self.tokens else 0):
+                if self.counted is None and ENDS.search(payload):
+                    # usage for the first time in the last chunk, or after it: a sum, not a count per chunk
                     if _carries_text(payload):
                         self.times.append(ns)
                     self.counted = False
                     return
                 self.counted = True
+                self._counted_last = payload
                 self.times.append(ns)
                 self.tokens.append(total)
             return
@@ -94,18 +99,13 @@ class Chunks:
             except ValueError:
                 continue
             if isinstance(event, dict):
+                if event.get("choices") == [] and payload is self._counted_last:
+                    # the sum after the last chunk is more than the chunks told: it came with no token of its own
+                    self.times.pop()
+                    self.tokens.pop()
+                    self._counted_last = b""
                 _from_generate(event, told) if self.api == "sglang" else _from_openai(event, told)
         return told
-
-
-def _closes(payload: bytes) -> bool:
-    """The event after the last chunk, which only repeats the sum."""
-    return NO_CHOICES[0] in payload or NO_CHOICES[1] in payload
-
-
-def _finishes(payload: bytes) -> bool:
-    found = re.search(rb'"finish_reason"\s*:\s*"', payload)
-    return found is not None
 
 
 def _carries_text(payload: bytes) -> bool:
