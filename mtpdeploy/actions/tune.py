@@ -483,15 +483,17 @@ class _Searcher:
         """The host ends with the chosen settings, or as it was before, as asked."""
         from mtpdeploy.actions.deploy import deploy
 
-        candidate = chosen.candidate if chosen and self.spec.leave == "chosen" else None
-        what = self.spec.name if candidate else self.spec.profile
+        what = self.spec.name if chosen and self.spec.leave == "chosen" else self.spec.profile
         self.talk.note(f"tune: leaving {self.target.name} with {what}")
-        sets = self._sets(candidate) if candidate else self.spec.sets
         try:
             deploy(
-                home=self.home, talk=self.talk, host=self.target.name, profile=self.spec.profile,
-                inventory=self.inventory, set_=sets,
-            )  # fmt: skip
+                home=self.home,
+                talk=self.talk,
+                host=self.target.name,
+                profile=what,
+                inventory=self.inventory,
+                set_=self.spec.sets,
+            )
         except (LaunchFailed, NotReady, PlanRefused) as exc:
             return f"nothing: {exc.message.splitlines()[0]}"
         return what
@@ -504,7 +506,7 @@ class _Searcher:
             f"{MADE_BY} {__version__} in run {run.id} on {datetime.now(timezone.utc):%Y-%m-%d}.",
             f"Host {target.name}{' (simulated)' if target.host.simulate else ''}, profile {spec.profile}, objective "
             f"{spec.objective} at concurrency {', '.join(map(str, spec.loads))}{f', {spec.slo}' if spec.slo else ''}.",
-            f"Chosen: {chosen.candidate.name}; {chosen.value:.4g} by the objective, measured in run {chosen.run_id}.",
+            f"Chosen: {chosen.candidate.name}; {chosen.value or 0:.0f} tok/s by the objective, measured in run {chosen.run_id}.",
         ]
         if comparison:
             lines.append(f"Confirmed in turns: {comparison.verdict_text} (runs {', '.join(comparison.b_runs)}).")

@@ -121,7 +121,7 @@ def space(
     for combination in itertools.product(*factors.values()):
         named: dict[str, Level] = dict(zip(factors, combination, strict=True))
         changes = changed(args, named, env, version, model, gpu_memory_gb)
-        made = _judged(args, changes, named, env, version, model, gpu_memory_gb, free_gb)
+        made = _judged(args, changes, named, env, version, model, gpu_memory_gb, free_gb, incumbent.setting.running)
         if isinstance(made, Refused):
             refused.append(made)
         else:
@@ -180,8 +180,10 @@ def _judged(
     model: ModelConfig,
     gpu_memory_gb: float,
     free_gb: float | None,
+    before: int | None = None,
 ) -> Candidate | Refused:
     merged = _merged(args, changes)
+    # `before`: the running requests of the profile as it is.
     worst = next(iter(check(merged, env, version, model, gpu_memory_gb)), None)
     if worst is not None and worst.severity == "refuse":
         return Refused(levels, f"{worst.rule}: {worst.message}")
@@ -201,7 +203,7 @@ def _judged(
         args=changes,
         setting=_setting(merged, env, version, model, pools.max_running),
         headroom_gb=pools.avail_end_gb,
-        costs=_costs(args, changes, levels),
+        costs=_costs(args, changes, levels, before),
     )
 
 
@@ -232,7 +234,7 @@ def _shape(pools: Pools) -> Shape:
 
 
 def _costs(
-    args: Mapping[str, ArgValue], changes: Mapping[str, ArgValue], levels: Mapping[str, Level]
+    args: Mapping[str, ArgValue], changes: Mapping[str, ArgValue], levels: Mapping[str, Level], before: int | None
 ) -> tuple[str, ...]:
     """Of levels that differ from the profile, what they give up besides speed."""
     found = []
@@ -241,7 +243,9 @@ def _costs(
         if touched is None or touched not in changes:
             continue
         new, old = changes[touched], args.get(touched)
-        if name in ("running", "context") and isinstance(new, int) and isinstance(old, int) and new > old:
+        if name == "running" and isinstance(new, int) and before is not None and new >= before:
+            continue
+        if name == "context" and isinstance(new, int) and isinstance(old, int) and new > old:
             continue
         if name == "radix" and new is None:
             continue

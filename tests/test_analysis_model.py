@@ -1,0 +1,93 @@
+"""The step model: predicts what it has not seen, says how well, and knows what it does not know."""
+
+from __future__ import annotations
+
+import pytest
+from grids import observations
+from runs import bench_run
+
+from mtpdeploy.analysis import model
+from mtpdeploy.analysis.model import Acceptance, Observation, Setting, Shape, fit, leave_one_out
+from mtpdeploy.store.measured import measured
+
+
+def test_settings_of_an_h200_that_were_left_out_are_predicted_within_a_few_percent() -> None:
+    checked = leave_one_out(observations())
+    assert checked is not None
+    said = checked.as_json()
+    assert said["settings"] == 6
+    assert said["step_median_error"] < 0.03  # type: ignore[operator]
+    assert said["output_tok_s_median_error"] < 0.05  # type: ignore[operator]
+    assert said["output_tok_s_p90_error"] < 0.10  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("drafts", "batch", "step_ms"), [(3, 1, 19.1), (3, 4, 20.0), (2, 1, 17.8), (2, 4, 18.6)])
+def test_draft_counts_never_run_are_inside_their_error_bars(drafts: int, batch: int, step_ms: float) -> None:
+    """Measured on the same H200, and not among the rows that the fit sees."""
+    said = fit(observations()).predict(
+        Setting(drafts, 4, batch), batch, input_tokens=512, output_tokens=384, accept_length=2.5
+    )
+    assert said.step_low_ms < step_ms < said.step_high_ms
+    assert said.step_ms == pytest.approx(step_ms, rel=0.06)
+
+
+def test_one_run_already_predicts_with_wide_error_bars() -> None:
+    rows = observations()
+    first = fit(rows[:1])
+    for row in rows:
+        said = first.predict(row.setting, row.concurrency, input_tokens=512, output_tokens=row.output_tokens)
+        assert said.step_low_ms < row.step_ms < said.step_high_ms
+    wide = first.predict(Setting(1), 1, input_tokens=512, output_tokens=384)
+    narrow = fit(rows).predict(Setting(1), 1, input_tokens=512, output_tokens=384)
+    assert wide.step_high_ms / wide.step_low_ms > 2 * narrow.step_high_ms / narrow.step_low_ms
+
+
+def test_requests_beyond_the_limit_wait_and_add_no_throughput() -> None:
+    fitted = fit(observations())
+    at = {load: fitted.predict(Setting(4, 4, 4), load, input_tokens=512, output_tokens=384) for load in (4, 8)}
+    assert at[4].output_tok_s == at[8].output_tok_s
+    assert at[8].running == 4
+
+
+def test_what_was_not_measured_is_said() -> None:
+    fitted = fit(observations())
+    said = fitted.predict(Setting(6, 4, 64), 64, input_tokens=512, output_tokens=384)
+    assert any("64" not in text and "running requests" in text for text in said.extrapolated)
+    assert any("3 draft steps" in text for text in said.extrapolated)
+
+
+def test_fewer_draft_steps_follow_from_the_acceptance_per_position() -> None:
+    measured_at_three = Acceptance([0.9, 0.7, 0.4])
+    assert [measured_at_three.length(steps) for steps in (0, 1, 2, 3)] == pytest.approx([1.0, 1.9, 2.6, 3.0])
+    assert measured_at_three.length(4) == pytest.approx(3.0 + 0.4 * 0.4 / 0.7)
+
+
+@pytest.mark.parametrize(("length", "steps"), [(3.2, 3), (1.0, 3), (4.0, 3), (9.0, 3), (0.0, 2), (1.7, 1)])
+def test_an_accept_length_alone_gives_back_itself(length: float, steps: int) -> None:
+    assert Acceptance.from_length(length, steps).length(steps) == pytest.approx(min(max(length, 1.0), steps + 1.0))
+
+
+def test_no_measurement_is_refused_and_two_settings_are_not_cross_validated() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        fit([])
+    two = [one for one in observations() if one.name in ("A-mtp24", "B-nomtp")]
+    assert leave_one_out(two) is None
+
+
+def test_hostile_figures_do_not_break_the_fit() -> None:
+    odd = Observation("x", Setting(4, 4, 0), 1, 0.0, 0.0, 1e-9, -5.0, None, 1e6)
+    said = fit([odd, *observations()]).predict(Setting(4), 1, input_tokens=0, output_tokens=1)
+    assert said.step_ms > 0
+
+
+def test_a_run_speaks_by_its_recorded_arguments(tmp_path: object) -> None:
+    args = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2, "mamba_ssm_dtype": "bfloat16"}
+    run = bench_run(tmp_path, speeds={1: 100, 4: 90}, accept=2.4, args=args, capacity={"max_running_requests": 4})  # type: ignore[arg-type]
+    rows = model.observations([measured(run)])
+    assert {row.setting for row in rows} == {Setting(3, 2, 4)}
+    assert rows[0].step_ms == pytest.approx(1e3 / 100 * 2.4, rel=0.1)
+
+
+def test_the_shape_comes_from_the_budget_where_there_is_one() -> None:
+    assert Shape.from_memory({"weights_gb": 10, "kv_bytes_per_token": None}).weights_gb == 10
+    assert Shape.from_memory({}) == Shape()
