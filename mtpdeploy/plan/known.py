@@ -85,7 +85,8 @@ def known_of(
         total = gpu_memory_gb
         if available_gb is None:
             free = None
-    simulated = deployment.host.simulate is not None
+    python = facts.get("python")
+    simulated = deployment.host.simulate is not None or bool(isinstance(python, Mapping) and python.get("simulated"))
     if simulated:
         assumptions.append("the host plays a simulated SGLang: its GPU and its memory are simulated too")
     if available_gb is None and free is not None and shape is not None and total is not None:

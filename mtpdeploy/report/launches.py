@@ -54,8 +54,12 @@ def _word(word: str) -> tuple[str, str]:
     return word, _STYLES.get(word, "")
 
 
+def _version(result: Mapping[str, Any]) -> str:
+    return f"{result.get('sglang_version') or 'unknown'}{_simulated(result.get('simulated'))}"
+
+
 def _simulated(yes: object) -> str:
-    return "  (simulated)" if yes else ""
+    return " (simulated)" if yes else ""
 
 
 # ---------------------------------------------------------------- deploy
@@ -86,6 +90,7 @@ def _deployed(answer: Deployed, console: Console) -> None:
             "proven by",
             f"{generation['tokens']} tokens from {generation['endpoint']} in {generation['latency_ms']} ms",
         )
+    _fact(console, "sglang", _version(told))
     if answer.summary is not None:
         _capacity(console, answer.summary.as_json())
     for note in answer.notes:
@@ -130,7 +135,7 @@ def _status(answer: Status, console: Console) -> None:
         boots = f", boot {r['boot']}" if r.get("boot") else ""
         restarts = f", {r['restarts']} restarts" if r.get("restarts") else ""
         _fact(console, "launch", f"{r['launch_id']} {r['profile']}{boots}{restarts}")
-        _fact(console, "sglang", r.get("sglang_version"))
+        _fact(console, "sglang", _version(r))
         _fact(console, "url", r.get("url"))
         _fact(console, "supervisor", r.get("supervisor"))
         _fact(console, "since", r.get("since_utc") if r.get("main_pid") else None)
