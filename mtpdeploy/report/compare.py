@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.analysis.compare import Comparison
-from mtpdeploy.report.figures import number, times
+from mtpdeploy.report.figures import number, printable, times
 
 COLOUR = {"faster": "bold green", "slower": "bold red", "can't tell": "bold yellow", "depends on the load": "bold cyan"}
 
@@ -18,19 +18,19 @@ def text(answer: Comparison, console: Console) -> None:
     if answer.likeness.differences:
         console.print("Not like for like:", style="bold red")
         for difference in answer.likeness.differences:
-            console.print(f"  - {difference.text}")
-    console.print(Text.assemble((answer.verdict, COLOUR[answer.verdict]), f": {answer.verdict_text}"))
-    console.print(f"A = {answer.a} ({', '.join(answer.a_runs)})", style="dim")
-    console.print(f"B = {answer.b} ({', '.join(answer.b_runs)})", style="dim")
+            console.print(f"  - {printable(difference.text)}")
+    console.print(Text.assemble((answer.verdict, COLOUR[answer.verdict]), f": {printable(answer.verdict_text)}"))
+    console.print(f"A = {printable(answer.a)} ({', '.join(answer.a_runs)})", style="dim")
+    console.print(f"B = {printable(answer.b)} ({', '.join(answer.b_runs)})", style="dim")
     if answer.loads:
         console.print(_table(answer))
     for one in answer.loads:
         if one.verdict == "can't tell":
-            console.print(f"{one.load}: can't tell, {one.why}", style="yellow")
+            console.print(f"{one.load}: can't tell, {printable(one.why)}", style="yellow")
     _acceptance(answer, console)
-    console.print(f"Settings: {answer.likeness.settings_text}.")
+    console.print(f"Settings: {printable(answer.likeness.settings_text)}.")
     for changed in answer.likeness.settings:
-        console.print(f"  {changed.text}", style="dim")
+        console.print(f"  {printable(changed.text)}", style="dim")
     if answer.agreement:
         agree = answer.agreement
         console.print(
@@ -41,7 +41,7 @@ def text(answer: Comparison, console: Console) -> None:
         if loads:
             console.print(f"Measured only for {side}: {', '.join(map(str, loads))}.", style="dim")
     for note in answer.notes:
-        console.print(f"note: {note}", style="dim")
+        console.print(f"note: {printable(note)}", style="dim")
 
 
 def _table(answer: Comparison) -> Table:

@@ -10,7 +10,7 @@ UNKNOWN = "\N{EN DASH}"
 def number(value: object) -> str:
     """Three significant digits, but never fewer than the integer part has: 0.0123, 1.78, 26.7, 234, 1404."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return UNKNOWN if value is None else str(value)
+        return UNKNOWN if value is None else printable(value)
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:.0f}"
     if value == 0:
@@ -44,3 +44,8 @@ def load(point: Mapping[str, object]) -> str:
     if rate is not None:
         return f"{number(rate)}/s"
     return number(point.get("concurrency"))
+
+
+def printable(value: object) -> str:
+    """Text of a run as a terminal may safely show it: what could move its cursor or change its title becomes a space."""
+    return "".join(char if char.isprintable() else " " for char in str(value))

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.analysis.frontier import Frontier, Spot
-from mtpdeploy.report.figures import number
+from mtpdeploy.report.figures import number, printable
 
 WIDTH, HEIGHT = 60, 16
 SIGNS = "ox+#*%@&"
@@ -19,17 +19,17 @@ def text(answer: Frontier, console: Console) -> None:
     if answer.not_like_for_like:
         console.print("Not like for like:", style="bold red")
         for line in answer.not_like_for_like:
-            console.print(f"  - {line}")
+            console.print(f"  - {printable(line)}")
     console.print(_table(answer.spots))
     if len(answer.spots) > 1:
         plot(answer.spots, console)
     for crossing in answer.crossovers:
-        console.print(f"{crossing.text}.")
+        console.print(f"{printable(crossing.text)}.")
     for comparison in answer.comparisons:
         for at in comparison.loads:
             if at.acceptance and at.acceptance.break_even is not None:
                 console.print(
-                    f"{comparison.b} at {at.load}: accept length {at.acceptance.b:.2f}, breaks even at "
+                    f"{printable(comparison.b)} at {at.load}: accept length {at.acceptance.b:.2f}, breaks even at "
                     f"{at.acceptance.break_even:.2f}.",
                     style="dim",
                 )
@@ -44,7 +44,7 @@ def _table(spots: tuple[Spot, ...]) -> Table:
     for spot in spots:
         user, gpu = spot.user_tok_s, spot.gpu_tok_s
         table.add_row(
-            spot.profile,
+            printable(spot.profile),
             number(spot.load.concurrency) if spot.load.concurrency is not None else str(spot.load),
             _figure(user.value, user.low, user.high),
             _figure(gpu.value, gpu.low, gpu.high),

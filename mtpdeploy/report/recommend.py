@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.analysis.recommend import Judged, Recommendation
-from mtpdeploy.report.figures import number
+from mtpdeploy.report.figures import number, printable
 
 
 def text(answer: Recommendation, console: Console) -> None:
@@ -21,12 +21,12 @@ def text(answer: Recommendation, console: Console) -> None:
         (answer.chosen.spot.profile, "bold green") if answer.chosen else ("no measured profile meets it", "bold yellow")
     )
     console.print(Text.assemble((word, style), f"  for {asked} on {answer.host or 'this endpoint'}"))
-    console.print(answer.why + ".")
+    console.print(printable(answer.why) + ".")
     console.print(f"Evidence: {', '.join(answer.evidence)}.")
     if answer.args:
         console.print("Settings:")
         for name, value in answer.args.items():
-            console.print(f"  {name}: {value}", style="dim")
+            console.print(f"  {printable(name)}: {printable(value)}", style="dim")
     _list("Gives up:", answer.gives_up, console)
     _list("Would change the answer:", answer.would_change, console)
     _list("What limits it:", answer.limits, console)
@@ -41,7 +41,7 @@ def text(answer: Recommendation, console: Console) -> None:
         console.print(f"      {experiment.why}", style="dim")
     console.print(_table(answer.judged, answer.chosen))
     for note in answer.notes:
-        console.print(f"note: {note}", style="yellow")
+        console.print(f"note: {printable(note)}", style="yellow")
 
 
 def _list(title: str, lines: Iterable[str], console: Console, style: str = "bold") -> None:
@@ -49,7 +49,7 @@ def _list(title: str, lines: Iterable[str], console: Console, style: str = "bold
     if lines:
         console.print(title, style=style)
         for line in lines:
-            console.print(f"  - {line}")
+            console.print(f"  - {printable(line)}")
 
 
 def _table(judged: tuple[Judged, ...], chosen: Judged | None) -> Table:
@@ -63,7 +63,7 @@ def _table(judged: tuple[Judged, ...], chosen: Judged | None) -> Table:
         reasons += [f"{name}: too few samples" for name in one.unknown]
         said = Text("; ".join(reasons), style="yellow") if reasons else Text("chosen" if one is chosen else "", "green")
         table.add_row(
-            one.spot.profile,
+            printable(one.spot.profile),
             number(one.spot.load.concurrency) if one.spot.load.concurrency is not None else str(one.spot.load),
             number(one.spot.user_tok_s.value),
             number(one.spot.gpu_tok_s.value),

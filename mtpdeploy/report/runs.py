@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.actions.runs import Deleted, RunList, RunShown, Written
-from mtpdeploy.report.figures import UNKNOWN, load, number, within
+from mtpdeploy.report.figures import load, number, printable, within
 
 STATUS = {"done": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unreadable": "red"}
 
@@ -28,9 +28,9 @@ def listed(answer: RunList, console: Console) -> None:
             row.id,
             row.kind + (" (simulated)" if row.simulated else ""),
             Text(row.status, style=STATUS[row.status]),
-            row.host or UNKNOWN,
-            row.profile or UNKNOWN,
-            row.workload or UNKNOWN,
+            number(row.host),
+            number(row.profile),
+            number(row.workload),
             number(row.summary.get("output_tok_s")),
         )
     console.print(table)
@@ -41,14 +41,14 @@ def shown(answer: RunShown, console: Console) -> None:
     if answer.simulated:
         console.print("simulated: no GPU was measured", style="bold magenta")
     for unlike in answer.not_like_for_like:
-        console.print(f"not like for like: {unlike}", style="bold red")
+        console.print(f"not like for like: {printable(unlike)}", style="bold red")
     console.print(
         Text.assemble((run.id, "bold"), f"  {run.kind}, ", (answer.status, STATUS[answer.status])), soft_wrap=True
     )
     console.print(f"{run.created_utc} to {run.finished_utc or 'now'}", style="dim")
     failure = run.summary.get("failure")
     if isinstance(failure, Mapping):
-        console.print(f"ended with: {failure.get('message')}", style="red")
+        console.print(f"ended with: {printable(failure.get('message'))}", style="red")
     facts(run.provenance.as_json() | {"host": run.meta.get("host") or run.provenance.host}, console)
     if answer.points:
         console.print(points_table(answer.points))
@@ -70,7 +70,7 @@ def facts(values: Mapping[str, object], console: Console) -> None:
             value = " ".join(f"{key}={each}" for key, each in value.items())
         elif isinstance(value, (list, tuple)):
             value = ", ".join(map(str, value))
-        table.add_row(name.replace("_", " "), str(value))
+        table.add_row(printable(name.replace("_", " ")), printable(value))
     console.print(table)
 
 
@@ -85,9 +85,9 @@ def points_table(points: Sequence[Mapping[str, object]]) -> Table:
         table.add_column(name, justify="left" if name in ("arm", "") else "right")
     for point in points:
         because = point.get("invalid_because")
-        reasons = "; ".join(map(str, because)) if isinstance(because, (list, tuple)) else ""
+        reasons = "; ".join(map(printable, because)) if isinstance(because, (list, tuple)) else ""
         table.add_row(
-            *((str(point.get("arm") or UNKNOWN),) if arms else ()),
+            *((number(point.get("arm")),) if arms else ()),
             load(point),
             f"{number(point.get('completed'))}/{number(point.get('requests'))}",
             number(point.get("output_tok_s")),

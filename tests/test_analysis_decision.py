@@ -1,0 +1,230 @@
+"""Frontier and recommendation: honest about evidence, and able to read the story that the project begins with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import bench_run
+
+from mtpdeploy.actions.frontier import frontier
+from mtpdeploy.actions.recommend import recommend
+from mtpdeploy.analysis.recommend import acceptance_mismatch
+from mtpdeploy.errors import NotFound, UsageError
+from mtpdeploy.progress import Silent
+from mtpdeploy.sglang.memory import budget
+from mtpdeploy.sglang.model import shipped
+from mtpdeploy.sglang.versions import Version
+from mtpdeploy.store import Run, Store
+
+TALK = Silent()
+MTP = {
+    "speculative_algorithm": "NEXTN",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "mamba_radix_cache_strategy": "extra_buffer",
+    "max_mamba_cache_size": 24,
+    "mamba_full_memory_ratio": 0.4,
+    "mem_fraction_static": 0.92,
+}
+REAL = "hosts:\n  gpu1:\n    address: 192.0.2.1\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories" / "site.yml").write_text(REAL)
+    return tmp_path
+
+
+def crossing_runs(home: Path) -> tuple[Run, Run]:
+    a = bench_run(home, "baseline", speeds={1: 70, 4: 65, 16: 55, 64: 40}, noise=0.01, repeats=2, args={"tp_size": 1})
+    b = bench_run(home, "mtp", speeds={1: 150, 4: 140, 16: 75, 64: 25}, noise=0.01, repeats=2, accept=3.2, args=MTP)
+    return a, b
+
+
+def aged(run: Run, stamp: str) -> None:
+    head = run.read_json("run.json")
+    assert isinstance(head, dict)
+    run.write_json("run.json", {**head, "created_utc": stamp})
+
+
+def test_the_front_holds_exactly_what_nothing_beats_in_both(home: Path) -> None:
+    crossing_runs(home)
+    said = frontier(home=home, talk=TALK)
+    for spot in said.spots:
+        beaten = any(
+            other.user_tok_s.value > spot.user_tok_s.value and other.gpu_tok_s.value > spot.gpu_tok_s.value
+            for other in said.spots
+        )
+        assert spot.front is not beaten
+    assert {spot.profile for spot in said.spots if spot.front} == {"baseline", "mtp"}
+
+
+def test_the_crossover_lies_between_the_loads_that_it_separates(home: Path) -> None:
+    crossing_runs(home)
+    (crossing,) = frontier(home=home, talk=TALK).crossovers
+    assert crossing.at is not None
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert 16 < crossing.low <= crossing.at <= crossing.high < 64
+    assert crossing.text.startswith("mtp stops paying against baseline at concurrency")
+
+
+def test_without_a_crossing_none_is_invented(home: Path) -> None:
+    bench_run(home, "baseline", speeds={1: 70, 4: 65})
+    bench_run(home, "mtp", speeds={1: 150, 4: 140})
+    (crossing,) = frontier(home=home, talk=TALK).crossovers
+    assert crossing.at is None
+    assert "at every measured concurrency" in crossing.text
+
+
+def test_break_even_is_the_ratio_of_the_step_times(home: Path) -> None:
+    crossing_runs(home)
+    rows = frontier(home=home, talk=TALK).as_json()["break_even"]
+    assert isinstance(rows, list)
+    assert [row["concurrency"] for row in rows] == [1, 4, 16, 64]
+    for row, ratio in zip(rows, (150 / 70, 140 / 65, 75 / 55, 25 / 40), strict=True):
+        assert row["break_even_accept_length"] == pytest.approx(3.2 / ratio, rel=0.03)
+
+
+def test_interactive_and_batch_work_get_different_answers(home: Path) -> None:
+    crossing_runs(home)
+    one = recommend(home=home, talk=TALK, workload="interactive")
+    many = recommend(home=home, talk=TALK, workload="batch")
+    assert one.chosen is not None
+    assert many.chosen is not None
+    assert (one.chosen.spot.profile, one.chosen.spot.load.concurrency) == ("mtp", 1)
+    assert (many.chosen.spot.profile, many.chosen.spot.load.concurrency) == ("baseline", 64)
+    assert any("output tok/s" in text for text in one.gives_up)
+    assert any("concurrent requests" in text for text in one.would_change)
+
+
+def test_objectives_choose_the_most_throughput_that_keeps_them(home: Path) -> None:
+    crossing_runs(home)
+    said = recommend(home=home, talk=TALK, workload="interactive", slo="tpot_p90_ms<10")
+    assert said.chosen is not None
+    assert (said.chosen.spot.profile, said.chosen.spot.load.concurrency) == ("mtp", 4)
+    assert all(one.meets is (not one.broken and not one.unknown) for one in said.judged)
+
+
+def test_nothing_meeting_the_objectives_names_the_nearest_and_the_next_experiment(home: Path) -> None:
+    crossing_runs(home)
+    said = recommend(home=home, talk=TALK, workload="interactive", slo="tpot_p90_ms<1")
+    assert said.chosen is None
+    assert said.exit_code == 12
+    assert said.nearest is not None
+    assert said.nearest.spot.profile == "mtp"
+    assert said.experiments
+    assert "no measured profile meets it" in said.why
+
+
+def test_an_objective_with_too_few_samples_is_not_taken_as_met(home: Path) -> None:
+    crossing_runs(home)
+    said = recommend(home=home, talk=TALK, workload="interactive", slo="ttft_p99_ms<10000")
+    assert said.chosen is None
+    assert any("--requests" in one.command for one in said.experiments)
+
+
+def test_a_rate_beyond_what_was_turned_over_is_not_promised(home: Path) -> None:
+    crossing_runs(home)
+    assert recommend(home=home, talk=TALK, workload="batch", rate=1.0).chosen is not None
+    assert recommend(home=home, talk=TALK, workload="batch", rate=1000.0).chosen is None
+
+
+def test_simulated_runs_never_speak_for_a_real_host(home: Path) -> None:
+    bench_run(home, "mtp", speeds={1: 900}, simulated=True)
+    with pytest.raises(NotFound, match="no finished real benchmark"):
+        recommend(home=home, talk=TALK, host="gpu1")
+    bench_run(home, "baseline", speeds={1: 70})
+    said = recommend(home=home, talk=TALK, host="gpu1", workload="interactive")
+    assert {one.spot.profile for one in said.judged} == {"baseline"}
+    assert not said.frontier.simulated
+
+
+@pytest.mark.parametrize("slo", ["tpot<20", "nonsense_p90_ms<1", "ttft_p90_ms=3", "ttft_p90_ms<"])
+def test_objectives_that_cannot_be_meant_are_refused(slo: str, home: Path) -> None:
+    crossing_runs(home)
+    with pytest.raises(UsageError, match="--slo"):
+        recommend(home=home, talk=TALK, slo=slo)
+
+
+def test_the_text_of_both_is_printed_in_a_pipe(home: Path) -> None:
+    import io
+
+    from rich.console import Console
+
+    from mtpdeploy.report import frontier as frontier_text
+    from mtpdeploy.report import recommend as recommend_text
+
+    crossing_runs(home)
+    out = io.StringIO()
+    console = Console(file=out, width=80, markup=False)
+    frontier_text.text(frontier(home=home, talk=TALK), console)
+    recommend_text.text(recommend(home=home, talk=TALK), console)
+    assert "tok/s for a user" in out.getvalue()
+
+
+# -- the story: one run each, a baseline of another day, and a limit taken for the memory's
+
+
+@pytest.fixture
+def story(home: Path) -> Path:
+    """26.7 tok/s without MTP on another day; 62 to 77 with it at 1, 234 at 4; accept length 3.2, rate 0.84; 24 slots."""
+    old = bench_run(
+        home, "baseline", speeds={1: 26.7}, session=None, workload="other", output_tokens=256, prompts_sha256=None
+    )
+    aged(old, "2026-11-01T10:00:00Z")
+    memory = budget(
+        MTP, {"SGLANG_ENABLE_SPEC_V2": "1"}, Version.parse("0.5.10"), shipped("qwen3.6-27b"), gpu_memory_gb=95.0
+    ).as_json()
+    capacity = {"max_running_requests": 4, "slots": 24, "slots_per_request": 5}
+    new = bench_run(
+        home, "mtp", speeds={1: 69.5, 4: 58.5}, session=None, args=MTP, accept=3.2, figures={"accept_rate": 0.84},
+        capacity=capacity, workload="story",
+    )  # fmt: skip
+    new.write_json("plan.json", {"memory": memory})
+    return home
+
+
+def test_the_storys_limit_is_the_slots_and_not_the_memory(story: Path) -> None:
+    said = recommend(home=story, talk=TALK, host="gpu1", workload="mixed")
+    assert any("24 state slots // 5" in text and "not the memory" in text for text in said.limits)
+
+
+def test_the_story_is_told_which_flags_give_8_16_and_32_and_what_they_cost(story: Path) -> None:
+    said = recommend(home=story, talk=TALK, host="gpu1", workload="mixed").as_json()["suggestions"]
+    assert isinstance(said, list)
+    offered = {one["set"].get("max_running_requests"): one for one in reversed(said)}
+    for requests in (8, 16, 32):
+        assert offered[requests]["set"]["max_mamba_cache_size"] == 5 * requests
+        assert isinstance(offered[requests]["cost_gb"], float)
+        assert f"{requests} requests at once" in offered[requests]["effect"]
+
+
+def test_the_storys_baseline_is_called_not_like_for_like_first(story: Path) -> None:
+    from mtpdeploy.actions.compare import compare
+
+    runs = [row.id for row in Store(story).runs(kind="bench")]
+    said = compare(
+        home=story, talk=TALK, a=min(runs, key=lambda name: Store(story).run(name).created_utc or ""), b=runs[0]
+    )
+    document = said.as_json()
+    assert next(iter(document)) == "a"
+    texts = document["not_like_for_like"]
+    assert isinstance(texts, list)
+    assert any("another time" in text for text in texts)
+    assert any("workload" in text for text in texts)
+    assert said.verdict == "can't tell"
+    json.dumps(document)
+
+
+def test_the_storys_accept_rate_fits_neither_definition(story: Path) -> None:
+    (note,) = {text.split(": ", 1)[1] for text in recommend(home=story, talk=TALK, host="gpu1", workload="mixed").notes}
+    assert "0.80" in note
+    assert "0.73" in note
+    assert "3.36 or 3.52" in note
+    assert acceptance_mismatch(3.2, 0.8, 4) is None
+    assert acceptance_mismatch(3.2, 0.733, 4) is None
