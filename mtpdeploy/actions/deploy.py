@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any
 
 from mtpdeploy.actions.follow import Followed, corpse, follow
-from mtpdeploy.actions.plan import Planned, Plans, stored_facts
+from mtpdeploy.actions.plan import Planned, Plans, keep_calibration, stored_facts, with_calibrations
 from mtpdeploy.actions.reach import Target, again_after_cuts, ask_sudo_password, keep_facts, targets
 from mtpdeploy.actions.reach import agent as agent_at
 from mtpdeploy.agent.protocol import DeployRequest, ProbeRequest, ProbeSpec, RollbackRequest, StatusRequest
@@ -21,7 +21,7 @@ from mtpdeploy.hosts.agentclient import AgentClient, whoami
 from mtpdeploy.hosts.fanout import Outcomes, on_hosts
 from mtpdeploy.inventory import profile_names
 from mtpdeploy.inventory.values import Host
-from mtpdeploy.plan import Plan, known_of, make_plan
+from mtpdeploy.plan import Compared, Plan, beside, known_of, make_plan
 from mtpdeploy.progress import Talk
 from mtpdeploy.sglang.logs import Summary
 from mtpdeploy.store import Run, Store
@@ -44,6 +44,7 @@ class Deployed:
     seconds: float
     run_id: str | None
     notes: tuple[str, ...]
+    memory: tuple[Compared, ...] = ()  # the budget beside what the log says
 
     def as_json(self) -> dict[str, object]:
         watched, status = self.result.get("watch") or {}, self.status
@@ -67,6 +68,7 @@ class Deployed:
             "log_summary": self.summary.as_json() if self.summary else None,
             "sglang_version": status.get("sglang_version"),
             "simulated": bool(status.get("simulated")),
+            "memory": [{"name": c.name, "predicted": c.predicted, "actual": c.actual} for c in self.memory],
             "seconds": round(self.seconds, 2),
             "run_id": self.run_id,
             "notes": list(self.notes),
@@ -143,9 +145,10 @@ class _Deploy:
         self.home, self.talk, self.target, self.options = home, talk, target, options
         self.began = time.monotonic()
         self.notes: list[str] = []
+        self.compared: tuple[Compared, ...] = ()
 
     def run(self, *, wait: bool, rollback: bool) -> Deployed:
-        target, d = self.target, self.target.deployment
+        target = self.target
         self.talk.stage(target.name, "asking what runs there")
         with agent_at(target) as client:
             plan = self._plan_from_memory()
@@ -153,10 +156,10 @@ class _Deploy:
             if first["outcome"] == "needs-files":
                 facts = first["facts"]
                 keep_facts(self.home, target.host, facts)
-                plan = make_plan(d, known_of(d, facts), home=self.home)
+                plan = self._plan(facts)
                 if plan.wants_help:
                     facts = {**facts, **self._help(client)}
-                    plan = make_plan(d, known_of(d, facts), home=self.home)
+                    plan = self._plan(facts)
                 first = self._second(client, plan)
         assert plan is not None  # an answer without one is `needs-files`
         self.notes += [*plan.notes, *(f.message for f in plan.findings if f.severity != "refuse")]
@@ -170,6 +173,10 @@ class _Deploy:
             return self._watched(run, plan, first, wait=wait, rollback=rollback)
 
     # ---- the two execs
+
+    def _plan(self, facts: Mapping[str, Any]) -> Plan:
+        d = self.target.deployment
+        return make_plan(d, known_of(d, with_calibrations(self.home, self.target.host, facts)), home=self.home)
 
     def _plan_from_memory(self) -> Plan | None:
         """The plan by what is remembered of the host, for a first exec that can end there. None: not without asking it."""
@@ -279,6 +286,8 @@ class _Deploy:
         run.finish(
             {"outcome": "ready", "launch_id": launch_id, "max_running_requests": summary.get("max_running_requests")}
         )
+        self.compared = beside(plan, summary)
+        keep_calibration(self.home, target.host, plan, summary, launch_id)
         self.talk.done(target.name, f"launch {launch_id} is ready after {time.monotonic() - self.began:.1f} s")
         return self._answer("ready", {**first, "watch": done.watch}, done.watch["status"], done, run.id)
 
@@ -340,4 +349,5 @@ class _Deploy:
             seconds=time.monotonic() - self.began,
             run_id=run_id,
             notes=tuple(dict.fromkeys(self.notes)),
+            memory=self.compared,
         )

@@ -93,6 +93,7 @@ def _deployed(answer: Deployed, console: Console) -> None:
     _fact(console, "sglang", _version(told))
     if answer.summary is not None:
         _capacity(console, answer.summary.as_json())
+    _memory(console, answer)
     for note in answer.notes:
         _line(console, ("  note: ", "dim"), note)
     findings = told["findings"]
@@ -101,6 +102,24 @@ def _deployed(answer: Deployed, console: Console) -> None:
     _line(
         console, ("  next: ", "dim"), f"mtpdeploy verify --host {answer.host}    mtpdeploy bench --host {answer.host}"
     )
+
+
+def _memory(console: Console, answer: Deployed) -> None:
+    """The budget beside the log, where both say something."""
+    rows = [c for c in answer.memory if c.predicted is not None and c.actual is not None]
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2), header_style="dim")
+    table.add_column("memory")
+    table.add_column("predicted", justify="right")
+    table.add_column("actual", justify="right")
+    for row in rows:
+        figures = (
+            "" if n is None else f"{n:,.0f}" if float(n).is_integer() else f"{n:,.2f}"
+            for n in (row.predicted, row.actual)
+        )
+        table.add_row(row.name, *figures)
+    console.print(table)
 
 
 def _capacity(console: Console, summary: Mapping[str, Any]) -> None:
