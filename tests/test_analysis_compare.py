@@ -135,6 +135,21 @@ def test_an_invalid_point_gives_no_ratio_and_says_why(tmp_path: Path) -> None:
     assert "3 of 8 requests failed" in one.why
 
 
+LATE = "the client was the bottleneck: its event loop was 7.0 ms late at p99"
+
+
+def test_a_client_that_looked_late_widens_the_interval_and_spoils_no_clear_verdict(tmp_path: Path) -> None:
+    a = bench_run(tmp_path, "baseline", speeds={1: 70}, noise=0.01)
+    figures = {"valid": False, "invalid_because": [LATE], "client": {"loop_lag_p99_ms": 17.0}}
+    b = bench_run(tmp_path, "mtp", speeds={1: 150}, noise=0.01, figures=figures)
+    (late,) = compared(a, b).loads
+    assert late.verdict == "faster"
+    assert "looked late" in late.basis
+    figures["invalid_because"] = [LATE + " and it used 99% of its 1 core(s)"]
+    (busy,) = compared(a, bench_run(tmp_path, "mtp", speeds={1: 150}, noise=0.01, figures=figures)).loads
+    assert busy.batch is None
+
+
 def test_no_shared_load_is_no_comparison(tmp_path: Path) -> None:
     said = compared(bench_run(tmp_path, "a", speeds={1: 70}), bench_run(tmp_path, "b", speeds={4: 70}))
     assert said.verdict == "can't tell"

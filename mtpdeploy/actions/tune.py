@@ -372,7 +372,8 @@ class _Searcher:
         figures: dict[int, tuple[float, float, float | None]] = {}
         for one in held.passes:
             tok_s, tpot = one.number("output_tok_s"), one.number("tpot_ms", "p50")
-            if one.valid and one.load.concurrency is not None and tok_s and tpot and self._within(one.figures):
+            usable = one.valid if self.limits else one.counts_for_speed
+            if usable and one.load.concurrency is not None and tok_s and tpot and self._within(one.figures):
                 figures[one.load.concurrency] = (tok_s, tpot, one.number("ttft_ms", "p50"))
         told = positions([held])
         # The limits were applied to the points' own percentiles, which the objective does not know.

@@ -196,11 +196,15 @@ def compare(a: Sequence[Measured], b: Sequence[Measured], *, seed: int = 0) -> C
 
 def _at(load: Load, a: Sequence[Measured], b: Sequence[Measured], decisive: bool, seed: int) -> LoadComparison:
     passes_a, passes_b = _passes(a, load), _passes(b, load)
-    good_a, good_b = [one for one in passes_a if one.valid], [one for one in passes_b if one.valid]
+    good_a, good_b = ([one for one in passes if one.counts_for_speed] for passes in (passes_a, passes_b))
     batch = request = None
     prompts, paired, basis = 0, False, "no valid measurement on both sides"
     if good_a and good_b:
         batch, request, prompts, paired, basis = _intervals(good_a, good_b, seed)
+        late = max(one.lateness for one in (*good_a, *good_b))
+        if late:
+            batch, request = _widened(batch, late), _widened(request, late)
+            basis += f", widened by {late:.1%} for a client that looked late"
     verdict, why = _verdict(batch, (len(good_a), len(good_b)), decisive, load, (*passes_a, *passes_b))
     return LoadComparison(
         load=load,
@@ -222,6 +226,12 @@ def _at(load: Load, a: Sequence[Measured], b: Sequence[Measured], decisive: bool
         why=why,
         acceptance=_acceptance(good_a, good_b),
     )
+
+
+def _widened(interval: Interval | None, share: float) -> Interval | None:
+    if interval is None or interval.low is None or interval.high is None:
+        return interval
+    return Interval(interval.value, interval.low * (1 - share), interval.high * (1 + share))
 
 
 def _passes(arm: Sequence[Measured], load: Load) -> list[Pass]:

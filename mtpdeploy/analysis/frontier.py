@@ -137,7 +137,7 @@ def spots_of(label: str, runs: Sequence[Measured]) -> list[Spot]:
     loads = sorted({load for run in runs for load in run.loads()}, key=lambda load: load.order)
     found = []
     for load in loads:
-        passes = [one for run in runs for one in run.passes if one.load == load and one.valid]
+        passes = [one for run in runs for one in run.passes if one.load == load and one.counts_for_speed]
         user, total = user_speed(passes), total_speed(passes)
         if user is None or total is None:
             continue

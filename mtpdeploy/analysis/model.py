@@ -301,7 +301,7 @@ def observations(measurements: Sequence[Measured]) -> tuple[Observation, ...]:
             tpot = one.number("tpot_ms", "p50")
             done, sent = one.number("completed"), one.number("output_tokens")
             given = one.number("input_tokens")
-            if not one.valid or one.load.concurrency is None or not tpot or not done or not sent:
+            if not one.counts_for_speed or one.load.concurrency is None or not tpot or not done or not sent:
                 continue
             found.append(
                 Observation(

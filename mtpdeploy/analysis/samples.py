@@ -68,6 +68,21 @@ class Pass:
     valid: bool = True
     invalid_because: tuple[str, ...] = ()
 
+    @property
+    def counts_for_speed(self) -> bool:
+        """Whether its tok/s may be used: valid, or invalid only because the client looked late.
+
+        A late client sees each arrival up to its lag late, which spoils latencies and hardly moves tok/s; `lateness` says
+        by how much.
+        """
+        return self.valid or (bool(self.invalid_because) and all(map(_only_late, self.invalid_because)))
+
+    @property
+    def lateness(self) -> float:
+        """The share by which a request may have ended earlier than the client saw; 0 for a valid pass."""
+        lag, length = self.number("client", "loop_lag_p99_ms"), self.number("e2e_ms", "p50")
+        return 0.0 if self.valid or not lag or not length else min(lag / length, 0.5)
+
     def number(self, *path: str) -> float | None:
         """A figure such as `number("ttft_ms", "p90")`; None where it is unknown."""
         value: object = self.figures
@@ -76,6 +91,10 @@ class Pass:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return float(value) if 0 <= value < IMPLAUSIBLE else None
+
+
+def _only_late(reason: str) -> bool:
+    return reason.startswith("the client was the bottleneck: its event loop was") and " it used " not in reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def _verdicts(story: Story) -> list[Verdict]:
 def _headline(story: Story) -> list[tuple[str, str, str]]:
     """(what, number, unit) of the last side: a few figures to take away."""
     side = story.sides[-1]
-    passes = [one for run in side.measurements for one in run.passes if one.valid]
+    passes = [one for run in side.measurements for one in run.passes if one.counts_for_speed]
     tiles = []
     for loads, what in ((min, "one user" if _lowest(passes) == 1 else "fewest users"), (max, "most users")):
         closed = [one for one in passes if one.load.concurrency is not None]
