@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
+from mtpdeploy.actions.catalogue import benchmark, decision, inventory, knowledge, launches, planning, rehearsal
 from mtpdeploy.actions.verbs import Verb
 
-TOPICS = ("inventory", "planning", "launches", "knowledge", "benchmark", "decision", "rehearsal")
-
-
-def _catalogue() -> tuple[Verb, ...]:
-    found: list[Verb] = []
-    for topic in TOPICS:
-        name = f"{__name__}.{topic}"
-        if importlib.util.find_spec(name):
-            found.extend(importlib.import_module(name).VERBS)
-    return tuple(found)
-
-
-CATALOGUE: tuple[Verb, ...] = _catalogue()
+CATALOGUE: tuple[Verb, ...] = (
+    *inventory.VERBS,
+    *planning.VERBS,
+    *launches.VERBS,
+    *knowledge.VERBS,
+    *benchmark.VERBS,
+    *decision.VERBS,
+    *rehearsal.VERBS,
+)
