@@ -633,3 +633,15 @@ def test_secret_words_of_an_argv_and_of_nested_values_are_masked() -> None:
         {"argv": ["--api-key", "hunter2", "--port", "1"], "a": {"admin_api_key": "hunter2"}, "max_total_tokens": 7}
     )
     assert masked == {"argv": ["--api-key", "***", "--port", "1"], "a": {"admin_api_key": "***"}, "max_total_tokens": 7}
+
+
+def test_traffic_from_elsewhere_proves_readiness_however_it_is_folded() -> None:
+    """An excerpt without the ready line: a request of another host is somebody's, one of the server's own may be the warm-up."""
+    decode = "[2026-08-29 07:02:00] Decode batch, #running-req: 3, #token: 5, token usage: 0.17, #queue-req: 1\n" * 6
+    access = '[2026-08-29 07:02:00] INFO:     {}:4711 - "POST /generate HTTP/1.1" 200 OK\n'
+    for client, ready in (("10.0.0.9", True), ("127.0.0.1", None)):
+        text = decode + access.format(client) + decode
+        fold, parser = Fold(), Parser()
+        fold.extend([*parser.feed(text.encode()), *parser.close()])
+        assert read(text).ready is ready
+        assert fold.summary() == read(text)

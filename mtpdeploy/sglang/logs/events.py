@@ -174,7 +174,10 @@ class Decode(Event):
 
 @dataclass(frozen=True, slots=True)
 class SteadyRun(Event):
-    """Many decode, prefill and access records that nothing interrupted, folded by the parser because only totals were asked for."""
+    """Many decode, prefill and access records that nothing interrupted, folded by the parser because only totals were asked for.
+
+    posts: generation requests that were answered, counted to three; local: those came from the server's own host.
+    """
 
     decodes: int
     first: Decode | None
@@ -182,6 +185,7 @@ class SteadyRun(Event):
     accept_len_min: float | None
     accept_len_max: float | None
     posts: int
+    local: bool
 
 
 @dataclass(frozen=True, slots=True)

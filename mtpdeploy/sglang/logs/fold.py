@@ -473,7 +473,7 @@ def _accepted(boot: Boot, low: object, high: object) -> None:
 
 def _steady(boot: Boot, e: ev.SteadyRun) -> None:
     if e.posts:
-        _posted(boot, e.posts, local=True)
+        _posted(boot, e.posts, local=e.local)
     _batch(boot)
     boot.decodes += e.decodes
     if e.first is not None:

@@ -23,7 +23,7 @@ _MAX_MESSAGES = 60
 
 # Records of an undisturbed server under load, whole lines, of ranks already met. The look-ahead proves the last one is not wrapped.
 _STEADY = (
-    rb"(?:\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?:%s)\] "
+    rb"(?:\[20..-..-.. ..:..:..(?:\.\d{1,6})?(?:%s)\] "
     rb'(?:Decode batch, #|Prefill batch, #|INFO:     [\d.]{7,15}:\d{1,5} - "POST /(?:generate|v1/(?:chat/)?completions) HTTP/1.1" 200 OK)'
     rb"[^\n]*\n){4,}(?=\[20\d\d-)"
 )
@@ -106,9 +106,11 @@ class Parser:
 
     def _lines(self, data: bytes) -> Iterator[ev.Event]:
         position, end = 0, max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        plain = b"\r" not in data and b"\x1b" not in data
+        unusual = -1  # where the next bar or colour code is; a steady stretch ends before it
         while position < end:
-            if plain and self._steady is not None and (run := self._steady.match(data, position)):
+            if self._steady is not None and unusual < position:
+                unusual = _next_unusual(data, position, end)
+            if self._steady is not None and (run := self._steady.match(data, position, unusual)):
                 # What was held or open ends here: a steady line continues nothing.
                 yield from self._release()
                 yield from self._end_trace()
@@ -249,17 +251,33 @@ def _totals(data: bytes, start: int, end: int) -> ev.SteadyRun:
     if first_at >= 0:
         first, last = _batch_at(data, first_at), _batch_at(data, data.rfind(_DECODE, start, end))
     lengths = [value for value in map(_float, set(_STEADY_ACCEPT.findall(data, start, end))) if value is not None]
+    decodes = data.count(_DECODE, start, end)
     return ev.SteadyRun(
         None,
         None,
         "",
-        data.count(_DECODE, start, end),
+        decodes,
         first,
         last,
         min(lengths, default=None),
         max(lengths, default=None),
-        data.count(b' HTTP/1.1" 200 OK', start, end),
+        *_posts(data, start, end),
     )
+
+
+def _next_unusual(data: bytes, start: int, end: int) -> int:
+    found = [at for mark in (b"\r", b"\x1b") if (at := data.find(mark, start, end)) >= 0]
+    return min(found, default=len(data))
+
+
+def _posts(data: bytes, start: int, end: int) -> tuple[int, bool]:
+    """(requests that were answered, counted to three: more tell nothing more; whether those came from this host)."""
+    count, local = 0, True
+    while count < 3 and (at := data.find(b'" 200 OK', start, end)) >= 0:
+        count += 1
+        local = local and data.startswith(b"127.", data.rfind(b"INFO:     ", start, at) + 10)
+        start = at + 1
+    return count, local
 
 
 def _batch_at(data: bytes, at: int) -> ev.Decode | None:
