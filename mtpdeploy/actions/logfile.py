@@ -13,26 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mtpdeploy.actions.verbs import Option
 from mtpdeploy.errors import NotFound, UsageError
 from mtpdeploy.progress import Talk
 from mtpdeploy.sglang.failures import Diagnosis, diagnose
 from mtpdeploy.sglang.logs import Fold, Parser, Summary
 from mtpdeploy.sglang.logs import events as ev
 
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "file",
-        "Read this log instead of a host's: a file (.gz and .zst too) or - for stdin.",
-        multiple=True,
-        metavar="FILE",
-    ),
-    Option(
-        "series",
-        "With --file: the decode records as a time series instead of a summary.",
-        choices=("csv", "json", "plot"),
-    ),
-)
 _CHUNK = 1 << 20
 # The columns of a series; their order is the order of the CSV. Names as in the log summary's `decode`.
 COLUMNS = (

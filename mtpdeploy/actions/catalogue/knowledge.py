@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from mtpdeploy.actions.verbs import HOST, INVENTORY, PROFILE, SET, Option, Verb
 
+# What `logs` takes beside the options of a live log.
+LOG_FILE: tuple[Option, ...] = (
+    Option(
+        "file",
+        "Read this log instead of a host's: a file (.gz and .zst too) or - for stdin.",
+        multiple=True,
+        metavar="FILE",
+    ),
+    Option(
+        "series",
+        "With --file: the decode records as a time series instead of a summary.",
+        choices=("csv", "json", "plot"),
+    ),
+)
+
 VERBS = (
     Verb(
         "verify",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpdeploy.actions.logfile import OPTIONS as LOG_FILE_OPTIONS
+from mtpdeploy.actions.catalogue.knowledge import LOG_FILE
 from mtpdeploy.actions.verbs import HOST, INVENTORY, PROFILE, SET, Option, Verb
 
 SUDO = Option(
@@ -99,7 +99,7 @@ VERBS = (
             Option("grep", "Only lines in which this regular expression is found.", metavar="REGEX"),
             LAUNCH,
             Option("events", "What the lines mean instead of the lines.", type=bool, default=False),
-            *LOG_FILE_OPTIONS,
+            *LOG_FILE,
         ),
         examples=(
             "mtpdeploy logs --follow",
