@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from mtpdeploy.sglang import memory
 from mtpdeploy.sglang.masking import is_secret
 from mtpdeploy.sglang.model import ModelConfig
 from mtpdeploy.store import Store
+from mtpdeploy.store.files import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +148,12 @@ def keep_calibration(home: Path, host: Host, made: Plan, summary: Mapping[str, A
     known = _stored(home, _calibrations(host)) or {}
     known[signature(made.known.model)] = as_stored(measured)
     folder = home / "runs" / "hosts"
-    with contextlib.suppress(OSError):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{_calibrations(host)}.{os.getpid()}"
-        aside.write_text(json.dumps(known, indent=1))
-        aside.replace(folder / _calibrations(host))
-        return True
-    return False
+        write_json(folder / _calibrations(host), known)
+    except OSError:
+        return False
+    return True
 
 
 def _calibrations(host: Host) -> str:

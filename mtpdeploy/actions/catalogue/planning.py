@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpdeploy.actions.verbs import INVENTORY, PROFILE, SET, Option, Verb
+from mtpdeploy.actions.verbs import INVENTORY, PROFILE, SET, Argument, Option, Verb
 
 VERBS = (
     Verb(
@@ -41,5 +41,21 @@ VERBS = (
             "No connection is opened. SGLang's version is taken from --sglang-version, what was last read from the host, "
             "or the inventory; otherwise it is assumed, and the plan says so. Exit code 4: this would not start."
         ),
+    ),
+    Verb(
+        "profiles.import",
+        "Make a profile of the command line of a server that runs already.",
+        "mtpdeploy.actions.adopt_command:import_command",
+        "mtpdeploy.report.adopt_command:text",
+        options=(
+            Option("command", "The SGLang command line, environment assignments included, in quotes.", metavar="CMD"),
+            Option("sglang_version", "The SGLang that it is written for; default: the newest in the table."),
+            Option("force", "Replace a profile of that name.", type=bool, default=False),
+        ),
+        arguments=(Argument("name", "Name of the profile."),),
+        examples=(
+            "mtpdeploy profiles import mine --command 'python -m sglang.launch_server --model-path Qwen/Qwen3.6-27B --tp 2'",
+        ),
+        details="Names become canonical, abbreviations full. Secrets are not written: they are read from the environment.",
     ),
 )
