@@ -228,7 +228,7 @@ def test_an_overloaded_open_loop_is_unstable_and_has_no_latency() -> None:
         ({"server_before": {"random_seed": 1}, "server_after": {"random_seed": 2}}, "server changed"),
         ({"server_before": {"launch_id": "a"}, "server_after": {"launch_id": "b"}}, "server changed"),
         ({"server_after": {"gone": "refused"}}, "no longer answered"),
-        ({"client": {"loop_lag_p99_ms": 40.0}}, "client was the bottleneck"),
+        ({"client": {"loop_lag_p90_ms": 40.0}}, "client was the bottleneck"),
         ({"client": {"cpu_share": 0.97, "processes": 1}}, "client was the bottleneck"),
         ({"foreign": ("3 requests and 900 output tokens",)}, "other work at the server"),
         ({"complete": False}, "interrupted"),
@@ -239,6 +239,12 @@ def test_what_makes_numbers_meaningless_makes_the_point_invalid(change: dict[str
     made = metrics.point([stream()], replace(facts(), **change))  # type: ignore[arg-type]
     assert not made.valid
     assert reason in " ".join(made.invalid_because)
+
+
+def test_one_stall_of_the_client_is_a_mark_and_no_verdict() -> None:
+    made = metrics.point([stream()], replace(facts(), client={"loop_lag_p90_ms": 1.0, "loop_lag_p99_ms": 40.0}))
+    assert made.valid
+    assert "40.0 ms late at p99" in made.marks[0]
 
 
 def test_more_requests_at_once_than_the_server_runs_are_marked_as_queueing() -> None:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtpdeploy.actions.bench import Keeper, Wish, measured, point_specs
-from mtpdeploy.actions.reach import targets
+from mtpdeploy.actions.bench import Keeper, Wish, identity, measured, point_specs
+from mtpdeploy.actions.reach import Target, agent, targets
 from mtpdeploy.actions.report import BenchAnswer
 from mtpdeploy.agent.protocol import BenchPullRequest, BenchRequest, StatusRequest
-from mtpdeploy.bench.target import Target
 from mtpdeploy.bench.values import RunSpec
 from mtpdeploy.bench.wire import dump
 from mtpdeploy.errors import LineCut, NotFound, NotOurs, NotReady, RemoteError, UsageError
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.hosts.fanout import on_hosts
-from mtpdeploy.hosts.transport import Transport, connect
-from mtpdeploy.inventory.values import Deployment, Host
+from mtpdeploy.inventory.values import Deployment
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
 from mtpdeploy.store import Store
@@ -49,50 +47,96 @@ def at_hosts(
     key: Secret | None,
 ) -> Any:
     """A BenchAnswer; of several hosts one each."""
-    chosen = targets(home, host, inventory, profile=profile, sets=sets)
-    by_name = {target.name: target.deployment for target in chosen}
-
-    def one(each: Host) -> BenchAnswer:
-        return at_host(home, talk, wish, by_name[each.name], place=place, key=key)
-
-    return on_hosts([target.host for target in chosen], one)
+    found = targets(home, host, inventory, profile=profile, sets=sets, reveal=place == "here")
+    by_name = {target.name: target for target in found}
+    return on_hosts(
+        [target.host for target in found],
+        lambda one: at_host(home, talk, wish, by_name[one.name], place=place, key=key),
+    )
 
 
 def at_host(
     home: Path,
     talk: Talk,
     wish: Wish,
-    deployment: Deployment,
+    target: Target,
     *,
     place: str = "host",
     key: Secret | None = None,
-    provenance: Mapping[str, Any] | None = None,
 ) -> BenchAnswer:
-    """Measures the running service of `deployment`. NotOurs, NotReady or NotFound if that is not what answers."""
-    name = deployment.host.name
-    with connect(deployment.host) as transport:
-        agent = _agent(transport, deployment)
-        talk.stage("bench", f"{name}: who answers?")
-        status = agent.call("status", StatusRequest(generate=False, log_tail_bytes=0))
-        check(name, deployment, status)
-        url = str(status["url"])
-        server = Target.read_server_info(status.get("server_info") or {})
-        asked = wish.complete(server)
-        told = {**_provenance(deployment, status), **(provenance or {})}
-        meta = {"host": name, "profile": status.get("profile") or deployment.profile}
-        expect = {"launch_id": status.get("launch_id"), "boot": status.get("boot")}
+    """Measures the running service of `target`. NotOurs, NotReady or NotFound if that is not what answers."""
+    with agent(target) as client:
+        service = running(talk, target, client, key)
+        asked = wish.complete(service.server)
         if place == "here":
-            tunnel = transport.forward(urlsplit(url).port or 80)
-            try:
+            with _tunnel(client, service.url) as url:
                 return measured(
-                    home, talk, wish, asked, f"http://127.0.0.1:{tunnel.port}", key or deployment.api_key,
-                    meta=meta, provenance={**told, "client_place": "here"}, expect=expect,
+                    home, talk, wish, asked, url, service.key,
+                    meta=service.meta, provenance={**service.provenance, "client_place": "here"}, expect=service.expect,
                 )  # fmt: skip
-            finally:
-                tunnel.close()
-        spec = replace(wish.spec, url=url, points=point_specs(asked), expect={**expect, "pid": status.get("main_pid")})
-        keeper = Keeper(home, talk, wish, asked, spec, meta, {**told, "client_place": "host"})
-        return _beside(agent, deployment, keeper, spec, server)
+        spec = service.spec(replace(wish.spec, points=point_specs(asked)))
+        keeper = Keeper(home, talk, wish, asked, spec, service.meta, {**service.provenance, "client_place": "host"})
+        remote = remote_name()
+        keeper.begin(service.server, remote)
+        take_all(client, keeper, start(service, spec, remote))
+        return keeper.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A launch that was proven to be the one that answers."""
+
+    target: Target
+    client: AgentClient
+    status: Mapping[str, Any]
+    server: Mapping[str, Any]
+    key: Secret | None
+
+    @property
+    def url(self) -> str:
+        """As the host sees it."""
+        return str(self.status["url"])
+
+    @property
+    def expect(self) -> dict[str, Any]:
+        """What must hold during the whole run."""
+        return {"launch_id": self.status.get("launch_id"), "boot": self.status.get("boot")}
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {"host": self.target.name, "profile": self.status.get("profile") or self.target.profile}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return _provenance(self.target.deployment, self.status)
+
+    def spec(self, spec: RunSpec) -> RunSpec:
+        """For a client beside the server: it can also watch the process itself."""
+        return replace(spec, url=self.url, expect={**self.expect, "pid": self.status.get("main_pid")})
+
+
+@contextlib.contextmanager
+def _tunnel(client: AgentClient, url: str) -> Iterator[str]:
+    """The service's URL as it is reachable from here."""
+    forward = client.transport.forward(urlsplit(url).port or 80)
+    try:
+        yield f"http://127.0.0.1:{forward.port}"
+    finally:
+        forward.close()
+
+
+def running(talk: Talk, target: Target, client: AgentClient, key: Secret | None = None) -> Service:
+    """Who answers, and its limits by its own word."""
+    talk.stage("bench", f"{target.name}: who answers?")
+    status = client.call("status", StatusRequest(generate=False, log_tail_bytes=0))
+    check(target.name, target.deployment, status)
+    secret = key or target.deployment.api_key
+    try:
+        with _tunnel(client, str(status["url"])) as url:
+            server = identity(url, secret)
+    except RemoteError:  # a key that only the host knows: the client there has it, and says more later
+        server = {"kind": "sglang"}
+    return Service(target, client, status, server, secret)
 
 
 def check(name: str, deployment: Deployment, status: Mapping[str, Any]) -> None:
@@ -140,23 +184,23 @@ def _provenance(deployment: Deployment, status: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _beside(
-    agent: AgentClient, deployment: Deployment, keeper: Keeper, spec: RunSpec, server: Mapping[str, Any]
-) -> BenchAnswer:
-    """The client runs at the host and goes on if the line is cut; its events are taken up where they were left."""
-    remote = f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-    keeper.begin(server, remote)
-    request = BenchRequest(
+def remote_name() -> str:
+    """Name of a run's folder at its host."""
+    return f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def start(service: Service, spec: RunSpec, remote: str) -> BenchRequest:
+    """What starts the client at the host. It goes on if the line is cut; its events are taken up where they were left."""
+    return BenchRequest(
         run_id=remote,
-        python=deployment.python,
-        env={name: value for name, value in deployment.env.items() if isinstance(value, str)},
+        python=service.target.deployment.python,
+        env=service.target.probe_env,
         spec=dump(spec),
         detach=True,
     )
-    return _follow(agent, keeper, request)
 
 
-def _follow(agent: AgentClient, keeper: Keeper, request: BenchRequest) -> BenchAnswer:
+def take_all(client: AgentClient, keeper: Keeper, request: BenchRequest) -> None:
     """Takes events until the client at the host has ended; a cut line is mended a few times."""
     remote = request["run_id"]
 
@@ -168,7 +212,7 @@ def _follow(agent: AgentClient, keeper: Keeper, request: BenchRequest) -> BenchA
     tries = 0
     while True:
         try:
-            result = agent.call("bench", request, on_event=take)
+            result = client.call("bench", request, on_event=take)
             break
         except LineCut as cut:
             tries += 1
@@ -185,7 +229,7 @@ def _follow(agent: AgentClient, keeper: Keeper, request: BenchRequest) -> BenchA
                 raise
             keeper.halt.ask()
             keeper.say("stopping the load at the host; what was measured is kept (Ctrl-C again leaves at once)")
-            _hang_up(agent, remote)
+            _hang_up(client, remote)
         request = BenchRequest(run_id=remote, attach_only=True, detach=True, from_line=keeper.seen)
     if keeper.failure is not None:
         keeper.fail(str(keeper.failure.details.get("kind", "error")), keeper.failure.message)
@@ -194,23 +238,21 @@ def _follow(agent: AgentClient, keeper: Keeper, request: BenchRequest) -> BenchA
         log = [str(line) for line in result.get("client_log") or ()]
         keeper.fail("client", "the client at the host ended early")
         raise RemoteError(
-            f"{agent.transport.host.name}: the benchmark's client ended early", evidence=log,
-            next_commands=[f"mtpdeploy bench --from here --host {agent.transport.host.name}"],
+            f"{client.transport.host.name}: the benchmark's client ended early", evidence=log,
+            next_commands=[f"mtpdeploy bench --from here --host {client.transport.host.name}"],
         )  # fmt: skip
-    answer = keeper.finish()
     with contextlib.suppress(RemoteError):  # the records are here; what is left there is only their copy
-        agent.call("bench-pull", BenchPullRequest(run_id=remote, remove=True))
-    return answer
+        client.call("bench-pull", BenchPullRequest(run_id=remote, remove=True))
 
 
-def _hang_up(agent: AgentClient, remote: str) -> None:
+def _hang_up(client: AgentClient, remote: str) -> None:
     """Asks the agent to end the load: it does so when a caller that does not detach goes away."""
 
     def leave(event: Mapping[str, Any]) -> None:
         raise _HungUp
 
     with contextlib.suppress(_HungUp):
-        agent.call("bench", BenchRequest(run_id=remote, attach_only=True, detach=False, from_line=0), on_event=leave)
+        client.call("bench", BenchRequest(run_id=remote, attach_only=True, detach=False, from_line=0), on_event=leave)
 
 
 def attach(home: Path, talk: Talk, run_id: str, *, inventory: Sequence[str]) -> BenchAnswer:
@@ -225,10 +267,6 @@ def attach(home: Path, talk: Talk, run_id: str, *, inventory: Sequence[str]) -> 
     profile = meta.get("profile")
     (target,) = targets(home, host, inventory, profile=profile if isinstance(profile, str) else None)
     keeper = Keeper.of(home, talk, run, seen if isinstance(seen, int) else 0)
-    with connect(target.host) as transport:
-        agent = _agent(transport, target.deployment)
-        return _follow(agent, keeper, BenchRequest(run_id=remote, attach_only=True, detach=True, from_line=keeper.seen))
-
-
-def _agent(transport: Transport, deployment: Deployment) -> AgentClient:
-    return AgentClient(transport, workdir=deployment.workdir, service=deployment.service, python=deployment.python)
+    with agent(target) as client:
+        take_all(client, keeper, BenchRequest(run_id=remote, attach_only=True, detach=True, from_line=keeper.seen))
+    return keeper.finish()
