@@ -233,7 +233,7 @@ def _refuse(deployment: Deployment, findings: Sequence[Finding], problems: Seque
     raise PlanRefused(
         head + (lines[0] if len(lines) == 1 else "\n  - " + "\n  - ".join(lines)) + "\nNothing was touched.",
         next_commands=[f"mtpdeploy plan{named} {sets}"] if sets and deployment.profile else [],
-        runbook="argument-ignored",
+        runbook="bad-arguments",
         details={
             "sglang_version": str(version),
             "problems": list(problems),

@@ -103,7 +103,7 @@ def refuse(problems: Sequence[str], version: Version, nothing: str = "Nothing wa
     )
     raise PlanRefused(
         head + "\n  - ".join(problems) + f"\n{nothing}",
-        runbook="argument-ignored",
+        runbook="bad-arguments",
         details={"problems": list(problems), "sglang_version": str(version)},
     )
 
