@@ -142,7 +142,7 @@ def test_the_plain_log_is_understood() -> None:
         0.22,
     )
     assert s.kv_cache == {"tokens": 301248, "k_gb": 3.42, "v_gb": 3.43, "dtype": "torch.bfloat16"}
-    assert s.graph == {"kind": "target verify", "elapsed_s": 6.92, "mem_gb": -0.39, "avail_gb": 12.51}
+    assert s.graph == {"kind": "target verify", "elapsed_s": 6.92, "mem_gb": -0.39, "avail_gb": 12.51, "bs": [1, 2, 3]}
     assert (s.capped_to, s.slots_per_request, s.max_running_requests) == (3, 5, 3)
     assert s.decode["accept_len_min"] == 2.98
 
@@ -379,7 +379,8 @@ def test_a_field_printed_twice_with_two_values_is_dropped() -> None:
 )  # fmt: skip
 def test_graph_records_of_every_age(line: str, kind: str) -> None:
     s = read(f"[2026-05-05 10:00:00 TP0] {line}\n")
-    assert s.graphs == ({"kind": kind, "elapsed_s": 2.4, "mem_gb": 1.2, "avail_gb": 3.4},)
+    (graph,) = s.graphs
+    assert {**graph, "bs": None} == {"kind": kind, "elapsed_s": 2.4, "mem_gb": 1.2, "avail_gb": 3.4, "bs": None}
     assert s.phase == "graphs"
     assert (s.draft_graphs != ()) == kind.startswith("draft")
 

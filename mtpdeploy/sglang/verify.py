@@ -577,6 +577,8 @@ def _capacity(
         effective or requested or {}, env, version, model, log, info, gpu_memory_gb, limit, slots, per, bound, wanted
     )
     sizes = info.graph_sizes if info is not None else ()
+    if not sizes and log is not None and log.graph and isinstance(captured := log.graph.get("bs"), list):
+        sizes = tuple(captured)
     return Capacity(asked, limit, bound, flag, suggestions, slots, per, tokens, sizes), table
 
 

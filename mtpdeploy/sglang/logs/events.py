@@ -107,8 +107,11 @@ class PoolEnd(Event):
 
 @dataclass(frozen=True, slots=True)
 class GraphBegin(Event):
+    """bs: batch sizes to be captured, () where they are not printed."""
+
     graph: str
     avail_gb: float | None
+    bs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class GraphEnd(Event):
     elapsed_s: float | None
     mem_gb: float | None
     avail_gb: float | None
+    bs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtpdeploy.sglang.logs import events as ev
@@ -73,6 +73,7 @@ class _Rank:
     mamba: ev.MambaCache | None = None
     graphs: list[ev.GraphEnd] = field(default_factory=list)
     capturing: str | None = None
+    bs: tuple[int, ...] = ()  # of the capture that is going on
     sizes: dict[str, int | float] | None = None
 
     def pool(self) -> _Pool:
@@ -385,7 +386,10 @@ def _pool_end(boot: Boot, e: ev.PoolEnd) -> None:
 
 
 def _graph_begin(boot: Boot, e: ev.GraphBegin) -> None:
-    boot.rank(e.rank).capturing = e.graph
+    rank = boot.rank(e.rank)
+    rank.capturing = e.graph
+    if e.bs:
+        rank.bs = e.bs
     boot.bar = None
     boot.advance("graphs")
 
@@ -394,7 +398,8 @@ def _graph_end(boot: Boot, e: ev.GraphEnd) -> None:
     rank = boot.rank(e.rank)
     rank.capturing = None
     if len(rank.graphs) < _MAX_LISTED:
-        rank.graphs.append(e)
+        rank.graphs.append(e if e.bs or not rank.bs else replace(e, bs=rank.bs))
+    rank.bs = ()
     boot.advance("graphs")
 
 
@@ -728,6 +733,7 @@ def _draft_pool(pool: _Pool) -> dict[str, object]:
 def _graphs(ended: list[ev.GraphEnd]) -> dict[str, object]:
     listed = [
         {"kind": g.graph or "target", "elapsed_s": g.elapsed_s, "mem_gb": g.mem_gb, "avail_gb": g.avail_gb}
+        | ({"bs": list(g.bs)} if g.bs else {})
         for g in ended
     ]
     drafts = tuple(g for g in listed if str(g["kind"]).startswith("draft"))

@@ -75,6 +75,8 @@ _MAMBA = {
 _GRAPH = re.compile(
     r"Capture (?P<graph>[\w -]*?) ?\b(?:cuda|npu|cpu|xpu|hpu|hip|musa|mlu)? ?graph (?P<end>begin|end)\b", re.IGNORECASE
 )
+_GRAPH_BS = re.compile(r"\bbs[ =]\[([\d, ]*)\]")
+_WHOLE = re.compile(r"\d+")
 _SIZES = re.compile(
     r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len|available_gpu_mem)=(-?\d+(?:\.\d+)?)(?=[,\s]|$)"
 )
@@ -202,13 +204,18 @@ def _sizes(time: str | None, rank: str | None, body: str) -> ev.Event:
 
 
 def _graph(time: str | None, rank: str | None, body: str) -> ev.Event | None:
+    listed = _GRAPH_BS.search(body)
+    bs = tuple(int(n) for n in _WHOLE.findall(listed[1])) if listed else ()
     m = _GRAPH.match(body)
     if not m:
-        return None
+        # Up to 0.5.13 the sizes stand on a line of their own, behind the `begin`.
+        return (
+            ev.GraphBegin(time, rank, body, "", None, bs) if bs and body.startswith("Capture cuda graph bs") else None
+        )
     name = re.sub(r"\s+", " ", m["graph"].strip().lower())
     if m["end"].lower() == "begin":
-        return ev.GraphBegin(time, rank, body, name, _found(_AVAIL, body))
-    return ev.GraphEnd(time, rank, body, name, _found(_ELAPSED, body), _found(_USAGE, body), _found(_AVAIL, body))
+        return ev.GraphBegin(time, rank, body, name, _found(_AVAIL, body), bs)
+    return ev.GraphEnd(time, rank, body, name, _found(_ELAPSED, body), _found(_USAGE, body), _found(_AVAIL, body), bs)
 
 
 def _capped(time: str | None, rank: str | None, body: str) -> ev.Event | None:
