@@ -83,7 +83,9 @@ def bench(
     if arms is not None:
         from mtpdeploy.actions.bencharms import by_turns
 
-        return by_turns(home, talk, wish, arms, order, host=host, inventory=inventory, sets=set_, place=from_)
+        if from_ != "host":
+            raise UsageError("--arms measures beside the server; leave out --from")
+        return by_turns(home, talk, wish, arms, order, host=host, inventory=inventory, sets=set_, repeat=repeat)
     return benchhost.at_hosts(
         home, talk, wish, host=host, profile=profile, inventory=inventory, sets=set_, place=from_, key=_key(api_key_env)
     )
@@ -386,6 +388,12 @@ class Keeper:
         assert self.run is not None
         self.run.update_meta(remote_run=remote, seen=0)
 
+    def arm(self, name: str, facts: Mapping[str, Any]) -> None:
+        """The conditions of one arm, where the run has several."""
+        assert self.run is not None
+        arms = self.run.meta.get("arms")
+        self.run.update_meta(arms={**(arms if isinstance(arms, Mapping) else {}), name: dict(facts)})
+
     def remember(self) -> None:
         """How far the events were taken, for `--attach`."""
         if self.run is not None:
@@ -513,16 +521,17 @@ class Keeper:
         if self.run is not None:
             self.run.finish({"failure": {"error": kind, "message": message}}, "failed")
 
-    def finish(self) -> BenchAnswer:
-        """Stores the figures and closes the run."""
+    def finish(self, *, unlike: bool = False) -> BenchAnswer:
+        """Stores the figures and closes the run. `unlike`: says what differs between its arms beside their settings."""
         assert self.run is not None
         interrupted = self.halt.asked
         self.run.update_meta(interrupted=interrupted, notes=self._notes, skipped=self._skipped)
         if not self.run.file("measured.jsonl").exists():
             self.run.finish({"failure": {"error": "interrupted", "message": "before the first point"}}, "interrupted")
             raise KeyboardInterrupt
-        answer = recomputed(self.run)
-        self._settle(self.run, answer)
+        self._settle(self.run, recomputed(self.run))
+        if unlike:
+            self.run.update_meta(not_like_for_like=unlike_arms(self.run))
         return recomputed(self.run)
 
     def _settle(self, run: Run, answer: BenchAnswer) -> None:
@@ -551,6 +560,17 @@ class Keeper:
             },
             "interrupted" if answer.interrupted else "done",
         )
+
+
+def unlike_arms(run: Run) -> list[str]:
+    """What differs between the arms of a run beside the settings compared, in sentences."""
+    from mtpdeploy.analysis.likeness import likeness
+    from mtpdeploy.store.measured import arms_of
+    from mtpdeploy.store.measured import measured as read
+
+    arms = [read(run, name) for name in arms_of(run)]
+    told = [one.text for other in arms[1:] for one in likeness([arms[0]], [other]).differences]
+    return list(dict.fromkeys(told))
 
 
 def label(point: PointSpec) -> str:
