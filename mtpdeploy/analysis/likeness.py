@@ -171,6 +171,11 @@ def _interleaved(a: Sequence[Measured], b: Sequence[Measured]) -> list[str]:
         (stamp, arm) for arm, runs in (("A", a), ("B", b)) for one in runs if (stamp := parse_utc(one.created_utc))
     ]
     order = "".join(arm for _, arm in sorted(stamps))
+    if _one_session(a, b):  # arms of one run: their points are numbered in the order in which they were measured
+        turns = [
+            (one.number("index") or 0.0, arm) for arm, runs in (("A", a), ("B", b)) for run in runs for one in run.passes
+        ]
+        order = "".join(arm for _, arm in sorted(turns))
     if "A" not in order or "B" not in order:
         return []
     changes = sum(left != right for left, right in pairwise(order))
