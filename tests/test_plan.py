@@ -228,6 +228,10 @@ def test_the_hosts_facts_decide_version_and_memory_of_the_gpus_in_use(home):
     assert any("did not start" in text for text in on_two.assumptions)
     assert known_of(replace(d, env={"CUDA_VISIBLE_DEVICES": "1"}), FACTS).gpu_memory_gb == 141
     assert known_of(replace(d, args={**d.args, "tp_size": 2}), FACTS).gpus == (0, 1)
+    assert known_of(replace(d, args={**d.args, "dp_size": 3}), FACTS).gpus == (0, 1, 2)
+    assert known_of(
+        replace(d, args={**d.args, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}), FACTS
+    ).gpus == (0, 1)
     assert make_plan(d, known, home=home).needs()["gpu_free_gb"].keys() == {"0"}
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpdeploy.errors import ConfigError, PlanRefused
+from mtpdeploy.sglang import model as model_module
 from mtpdeploy.sglang.command import parse
 from mtpdeploy.sglang.memory import allocate, budget, fit, state_bytes
 from mtpdeploy.sglang.model import ModelConfig, recognise, shipped
@@ -70,6 +71,25 @@ def test_the_budget_is_what_a_real_server_allocated(run):
     assert pools.avail_after_pools_gb == pytest.approx(after_pools, abs=0.1)
     assert pools.avail_end_gb == pytest.approx(end, abs=0.25)
     assert pools.bound_by == "state_slots"
+
+
+def test_the_loaders_share_is_the_same_for_a_model_of_a_seventh_of_the_size():
+    shape = json.loads((Path(model_module.__file__).parent / "models" / "qwen3.6-27b.json").read_text())
+    shape["text_config"] |= {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+    shape["vision_config"]["depth"] = 2
+    args = {
+        "mem_fraction_static": 0.5,
+        "max_mamba_cache_size": 24,
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "disable_cuda_graph": True,
+    }
+    pools = allocate(
+        args, {}, V("0.5.17"), ModelConfig.from_json(shape), 140.4, 137.61
+    )  # a real run, prefill graphs off
+    assert pools.max_running == 4
+    assert pools.kv_tokens == pytest.approx(15_915_003, abs=1000)
+    assert pools.weights_gb == near(7.80)
+    assert pools.avail_after_pools_gb == pytest.approx(68.73, abs=0.1)
 
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "h200" / "runs"

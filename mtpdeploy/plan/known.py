@@ -168,7 +168,8 @@ def gpu_indices(deployment: Deployment) -> tuple[int, ...]:
         value = args.get(name, default)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
-    count = max(1, whole("tp_size", 1) * whole("pp_size", 1) // max(1, whole("nnodes", 1)))
+    replicas = 1 if args.get("enable_dp_attention") else whole("dp_size", 1)
+    count = max(1, whole("tp_size", 1) * whole("pp_size", 1) * replicas // max(1, whole("nnodes", 1)))
     first, step = whole("base_gpu_id", 0), max(1, whole("gpu_id_step", 1))
     wanted = [first + step * n for n in range(count)]
     visible = deployment.env.get("CUDA_VISIBLE_DEVICES")
