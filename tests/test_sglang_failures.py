@@ -186,6 +186,20 @@ CASES: list[tuple[str, str | None, str | None, str]] = [
     ("warm-up, kernel", "kernel_crash", "http_up", UP + hit("RuntimeError: CUDA error: an illegal memory access was encountered", "models/x.py", "forward")
      + "[2026-05-01 10:06:40] Initialization failed. warmup error: Traceback (most recent call last):\n"
      + FRAME.format("entrypoints/http_server.py", "_execute_server_warmup") + "requests.exceptions.ConnectionError: ('Connection aborted.', None)\n"),
+    ("nccl says out of memory", "oom_runtime", "serving", SERVING + hit(
+     "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.21.5\nLast error:\n"
+     "Cuda failure 2 'out of memory'", "managers/scheduler.py", "event_loop_overlap")),
+    ("kernel log", "killed_sigkill", "weights", ARGS + DIST + BEGIN + "[ 8123.45] Out of memory: Killed process 4711 (sglang::schedul) total-vm:1kB\n"),
+    ("systemd", "killed_sigkill", "weights", "".join("Jun 03 10:00:00 gpu python3[7]: " + line + "\n" for line in (ARGS + DIST + BEGIN).splitlines())
+     + "Jun 03 10:01:00 gpu systemd[1]: mtpdeploy-sglang.service: Main process exited, code=killed, status=9/KILL\n"),
+    ("docker", "killed_sigkill", "weights", ARGS + DIST + BEGIN + "sglang-1 exited with code 137\n"),
+    ("slurm", "killed_sigkill", "weights", ARGS + DIST + BEGIN + "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"),
+    ("elastic", "killed_sigkill", "weights", ARGS + DIST + BEGIN + "  exitcode  : -9 (pid: 123)\n"),
+    ("parent at its pipe", "killed_sigkill", "weights", ARGS + DIST + BEGIN
+     + "[2026-05-01 10:00:50] Rank 0 scheduler is dead. Please check if there are relevant logs.\n[2026-05-01 10:00:51] Exit code: -9\n"
+       "Traceback (most recent call last):\n" + FRAME.format("entrypoints/engine.py", "_launch_subprocesses") + "EOFError\n"),
+    ("no driver library", "no_accelerator", "before_args", "Traceback (most recent call last):\n" + FRAME.format("../launch_server.py", "<module>")
+     + "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory\n"),
     ("gave up waiting", "launch_timeout", "weights", ARGS + DIST + BEGIN + "TimeoutError: Server failed to start within the timeout period.\n"),
 ]  # fmt: skip
 
@@ -289,6 +303,50 @@ def test_a_crash_before_the_stop_is_still_a_crash() -> None:
         + "[2026-05-01 10:09:00] SIGTERM received. signum=None frame=None. Draining\n"
     )
     assert (s.phase, s.cause) == ("crashed", "oom_runtime")
+
+
+def test_ctrl_c_is_a_stop() -> None:
+    text = (
+        SERVING
+        + "^CTraceback (most recent call last):\n"
+        + FRAME.format("entrypoints/http_server.py", "launch")
+        + "KeyboardInterrupt\n"
+    )
+    assert read(text).phase in ("stopped", "serving")
+    text = (
+        SERVING
+        + "Traceback (most recent call last):\n"
+        + FRAME.format("entrypoints/http_server.py", "launch")
+        + "KeyboardInterrupt\n"
+    )
+    assert (read(text).phase, read(text).cause) == ("stopped", None)
+
+
+def test_health_checks_that_fail_and_fail_with_nothing_between_are_a_hang() -> None:
+    failed = "[2026-05-01 10:0{}:10] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 1\n"
+    s = read(SERVING + "".join(failed.format(i) for i in range(6, 9)))
+    assert (s.phase, s.cause, s.ready) == ("hung", "watchdog_hang", True)
+    busy = read(SERVING + failed.format(6) + failed.format(7) + DECODE + failed.format(8))
+    assert (busy.phase, busy.cause) == ("serving", None)
+
+
+def test_running_out_of_memory_nobody_knows_where_has_no_class() -> None:
+    s = read(OOM + SIGQUIT)
+    assert (s.phase, s.cause) == ("crashed", None)
+
+
+def test_a_message_of_sglang_alone_is_recognised() -> None:
+    s = read("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n")
+    assert (s.is_sglang, s.phase, s.cause, s.ready) == (True, "crashed", "kv_pool_too_small", False)
+
+
+def test_another_programs_traceback_and_arguments_are_not_sglangs() -> None:
+    for text in (
+        'Traceback (most recent call last):\n  File "/home/u/sglang-test/run.py", line 3, in <module>\nKeyError: 1\n',
+        "usage: prog [-h]\n__main__.py: error: unrecognized arguments: --x\n",
+        'Traceback (most recent call last):\n  File "/x/vllm/engine.py", line 3, in f\ntorch.OutOfMemoryError: CUDA out of memory.\n',
+    ):
+        assert read(text).is_sglang is False, text
 
 
 # -- remedies ------------------------------------------------------------------------------------------------------------

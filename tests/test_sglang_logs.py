@@ -167,6 +167,9 @@ COATS = {
     "journald-iso": lambda line: f"2026-08-29T07:00:10+0000 gpu-1 mtp-sglang[4711]: {line}",
     "ray": lambda line: f"(WorkerDict pid=9120, ip=10.0.0.11) {line}",
     "ray-padded": lambda line: f"\x1b[36m(SGLangEngine pid=9120)\x1b[0m {line:<200}",
+    "ray-repeated": lambda line: (
+        f"(WorkerDict pid=9120) {line} [repeated 7x across cluster] (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0)"
+    ),
     "kubectl": lambda line: f"[pod/sglang-0/server] {line}",
     "kibana": lambda line: f"Aug 29, 2026 @ 07:00:10.101    {line}",
     "logging": lambda line: f"2026-08-29 07:00:10,118 - __main__ - INFO - {line}",

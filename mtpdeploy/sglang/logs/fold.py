@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtpdeploy.sglang.logs import events as ev
-from mtpdeploy.sglang.logs.parser import Parser
+from mtpdeploy.sglang.logs.parser import Parser, trace_cause
 from mtpdeploy.sglang.logs.summary import LAUNCH, Phase, Progress, Summary, Values
-from mtpdeploy.sglang.logs.verdict import Trouble, decide
+from mtpdeploy.sglang.logs.verdict import Trouble, decide, is_own_frame
 
 # Draft runners by class name: Qwen3_5ForCausalLMMTP, DeepseekV3ForCausalLMNextN, LlamaForCausalLMEagle3, DFlashLagunaForCausalLM …
 _DRAFT_TYPE = re.compile(r"MTP|NextN|Eagle|EAGLE|DFlash|DSpark|Draft|Medusa|Assistant")
@@ -25,7 +25,6 @@ _COMMAND = re.compile(
 )
 _FORCED = re.compile(r"\bSGLANG_SIMULATE_ACC_LEN=(?!-)\S")
 _RANK_NUMBERS = re.compile(r"\d+")
-_HEALTH = ("/health", "/ready", "/metrics", "/ping")
 _GENERATION = (
     "/generate",
     "/v1/completions",
@@ -35,6 +34,10 @@ _GENERATION = (
     "/api/generate",
     "/api/chat",
 )
+# Paths that no other server has; `sglang::scheduler` answers behind them.
+_OWN = ("/get_model_info", "/get_server_info", "/model_info", "/server_info", "/flush_cache", "/health_generate")
+# Causes whose messages nothing but SGLang prints.
+_ONLY_SGLANG = ("kv_pool_too_small", "mamba_pool_too_small", "peer_rank_load_failed")
 _INDEX = {phase: i for i, phase in enumerate(LAUNCH)}
 _MAX_LISTED = 20
 
@@ -430,6 +433,8 @@ def _http(boot: Boot, e: ev.Http) -> None:
 
 def _access(boot: Boot, e: ev.Access) -> None:
     path = e.path.split("?", 1)[0]
+    if path in _OWN:
+        boot.sglang = True
     if path in _GENERATION:
         boot.sglang = True
         if e.status == 200 and e.method == "POST":
@@ -496,6 +501,7 @@ def _retraction(boot: Boot, e: ev.Retraction) -> None:
 def _health(boot: Boot, e: ev.HealthCheckFailed) -> None:
     boot.sglang = True
     boot.warnings["health_check_failed"] = None
+    boot.trouble.add(e, boot.current, None)
 
 
 def _bar(boot: Boot, e: ev.Bar) -> None:
@@ -539,10 +545,17 @@ def _trouble(boot: Boot, e: ev.Event) -> None:
         boot.sglang = True
     if isinstance(e, ev.Traceback) and (
         e.owner in ("Scheduler", "warmup", "DetokenizerManager", "TokenizerManager", "DataParallelController")
-        or any("sglang" in f for f in e.frames)
+        or any(map(is_own_frame, e.frames))
+        or trace_cause(e) in _ONLY_SGLANG
     ):
         boot.sglang = True
-    if isinstance(e, ev.Sign) and e.cause in ("bad_arguments", "not_installed", "watchdog_hang"):
+    if isinstance(e, ev.Sign) and (
+        e.cause == "watchdog_hang"
+        or (
+            e.cause in ("bad_arguments", "not_installed")
+            and ("sglang" in e.text or e.text.startswith("launch_server.py"))
+        )
+    ):
         boot.sglang = True
 
 

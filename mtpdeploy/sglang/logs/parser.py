@@ -292,7 +292,7 @@ def _complete(body: str) -> bool:
     if body.startswith(("KV Cache", "Post-capture")):
         return (("V size:" in body and "K size:" in body) or "KV size:" in body) and body.rstrip(". ").endswith("GB")
     if body.startswith("Mamba Cache"):
-        return body.endswith("GB ")
+        return "ssm_state size:" in body and body.rstrip().endswith("GB") and body != body.rstrip()
     if body.startswith("max_total_num_tokens="):
         return "available_gpu_mem=" in body and body.rstrip().endswith("GB")
     if body.startswith("Capture "):

@@ -90,9 +90,10 @@ _ACCESS = re.compile(r"""INFO:\s+(\S+?) - "([A-Z]+) (\S*)(?: HTTP/[\d.]+)?" (\d{
 _SUBPROCESS = re.compile(r"Subprocess \S+ \(pid=\d+\) (?:crashed|exited) with exit code (-?\d+)")
 _DIED = re.compile(r"died during initialization \(exit code: ?(-?\d+|None)\)")
 _EXIT = re.compile(
-    r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? ?code:?|exit status|return(?:ed)? ?code:?|\brc=|rc:)\s*(-?\d{1,3})\b",
+    r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? ?code\s*:?|Exited \(|exit status|return(?:ed)? ?code\s*:?|\brc=|rc:)\s*(-?\d{1,3})\b",
     re.IGNORECASE,
 )
+_UNIT_END = re.compile(r"Main process exited, code=(killed|dumped|exited), status=(\d+)")  # systemd
 _HEADER = re.compile(r"# mtpdeploy launch (\S+) boot (\d+)\b")
 
 
@@ -409,6 +410,9 @@ def raw_line(body: str) -> ev.Event | None:
         return ev.Consequence(None, None, body[at:].strip(), False, None)
     if (said := wrapper_says(body)) is not None:
         return said
+    if m := _UNIT_END.search(body):
+        code = int(m[2])
+        return ev.WrapperSays(None, None, mask(stripped), "ended", code if m[1] == "exited" else -code)
     if (m := _EXIT.search(body)) and len(body) < 400:
         return ev.WrapperSays(None, None, mask(stripped), "ended", int(m[1]))
     for program, pattern in _FOREIGN:

@@ -24,7 +24,8 @@ def _sign(cause: str, *patterns: str, plain: bool = False) -> Signature:
 
 OUT_OF_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP|NPU|XPU|MUSA) out of memory|out of memory\. Tried to allocate|cudaErrorMemoryAllocation|"
-    r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|NPU OOM|hipErrorOutOfMemory|std::bad_alloc"
+    r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|NPU OOM|hipErrorOutOfMemory|"
+    r"Cuda failure (?:2 )?'out of memory'"
 )
 RUNTIME_OOM = re.compile(
     r"Prefill out of memory\. Try to lower|Decode out of memory\. Try to lower|alloc_req_slots runs out of memory|Out of memory even after retracting"
@@ -65,8 +66,20 @@ SIGNATURES: tuple[Signature, ...] = (
         r"sglang: (?:command )?not found",
         plain=True,
     ),
+    # The kernel, a supervisor or a batch system tells of a kill.
+    _sign(
+        "killed_sigkill",
+        r"Out of memory: Killed process \d+",
+        r"Memory cgroup out of memory: Killed process",
+        r"has been killed by the OOM killer|Failed with result 'oom-kill'|\bOOMKilled\b",
+        r"Detected \d+ oom[_-]kill event",
+        r"Signal 9 \(SIGKILL\) received by PID",
+        r"srun: error: .*: Out Of Memory",
+        plain=True,
+    ),
     _sign(
         "no_accelerator",
+        r"libcuda\.so\.1: cannot open shared object file",
         r"No accelerator \(CUDA",
         r"Found no NVIDIA driver",
         r"The NVIDIA driver on your system is too old",
@@ -95,6 +108,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Unsupported `?[\w.-]+`? version",
         r"Model architectures \[.*\] are not supported for now",  # models/registry.py
         r"undefined symbol: ",
+        r"Unsupported architectures: ",
+        r"lib[\w.+-]+\.so[\d.]*: cannot open shared object file",
         r"version `(?:GLIBC|GLIBCXX|CXXABI)\S*' not found",
         r"cannot import name '\w+' from '",
         r"requires (?:\w+ )?version",

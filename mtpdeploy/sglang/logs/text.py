@@ -34,6 +34,8 @@ _OLD_RECORD = re.compile(r"\[gpu(?:_id)?=(?P<gpu>\d+)\] ")
 _CUT_RECORD = re.compile(r"[\d:. -]{0,22}(?P<rank>(?: ?[A-Z][A-Z_]{0,9}\d{1,5}){0,8})\] (?=\S)")
 # Text that may stand before a glued record. User text is quoted or part of an assignment; a bar, dots or a host's tag are not.
 _NOT_JUNK = re.compile(r"""["'`={}\\]|\btext\b|\bprompt\b|\bcontent\b""")
+# Ray's own words behind a record that it shows once for many workers.
+_REPEATED = re.compile(r" *\[repeated \d+x across cluster\](?: \(Ray deduplicates logs.*\))? *$")
 _BAR = re.compile(r"\d+%\|.{0,300}?\|? ?(\d+)/(\d+) \[|\b(\d+)% Completed \| (\d+)/(\d+) \[")
 
 
@@ -71,10 +73,12 @@ def unwrap(text: str) -> str:
 def take_apart(raw: bytes) -> Line:
     """Finds SGLang's prefix at the line's start, behind wrappers, or behind a glued bar; never inside a record's own text."""
     text = unwrap(clean(raw))
+    if " across cluster]" in text[-160:]:
+        text = _REPEATED.sub("", text)
     if m := _RECORD.match(text):
         return _stamped(m, text, "")
     if m := _OLD_RECORD.match(text):
-        return Line(None, f"TP{m['gpu']}", text[m.end() :], True, "")
+        return Line(None, f"gpu={m['gpu']}", text[m.end() :], True, "")
     if "] " in text and not text.startswith(" " * 2):
         m = _RECORD.search(text)
         if m and m["date"]:

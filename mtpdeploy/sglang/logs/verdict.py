@@ -7,6 +7,7 @@ message says most decides, and ranks that only lost a peer or timed out on it ar
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mtpdeploy.sglang.logs.fold import Boot
 
 _KEEP = 24
+_HUNG = 3  # health checks in a row, 20 s each, between which nothing else was printed: no long prefill
 _EVIDENCE = 1200
 # How much a cause explains: of several in one boot the lowest number wins, then the earliest.
 _VICTIM = {
@@ -32,7 +34,7 @@ _VICTIM = {
     "peer_lost": 3,
 }
 # Lines that end a launch by themselves.
-_ENDS = frozenset({"bad_arguments", "not_installed", "port_in_use"})
+_ENDS = frozenset({"bad_arguments", "not_installed", "port_in_use", "killed_sigkill"})
 _HARMLESS = ("torchcodec", "torch._dynamo", "libavutil", "Ignore import error")
 # Where a cause strikes whatever was printed last.
 _STRIKES: dict[str, Phase] = {
@@ -43,6 +45,7 @@ _STRIKES: dict[str, Phase] = {
     "oom_weights": "weights",
     "not_installed": "before_args",
 }
+_OWN_FRAME = re.compile(r"(?:^|/)sglang/(?:srt|cli|lang|launch_server\.py|utils\.py|jit_kernel)|sgl_kernel")
 _NATIVE = {-4, -6, -7, -8, -11, 132, 134, 135, 136, 139}
 
 
@@ -81,6 +84,8 @@ class Trouble:
     leaked: str | None = None
     exit_code: int | None = None
     last_phase: Phase | None = None
+    unhealthy: int = 0  # failed health checks since the last progress
+    unhealthy_line: str = ""
     went_on: bool = False  # progress after the last trouble that decides nothing by itself
     _count: int = 0
 
@@ -102,6 +107,9 @@ class Trouble:
             self._consequence(e, phase)
         elif isinstance(e, ev.WrapperSays):
             self._wrapper(e)
+        elif isinstance(e, ev.HealthCheckFailed):
+            self.unhealthy += 1
+            self.unhealthy_line = e.text
 
     def _wrapper(self, e: ev.WrapperSays) -> None:
         if e.what == "timeout":
@@ -112,7 +120,16 @@ class Trouble:
             self.exit_code = e.exit_code
 
     def _trace(self, e: ev.Traceback, phase: Phase | None, capturing: str | None) -> None:
-        if any(word in message for message in e.messages for word in _HARMLESS):
+        root = e.messages[0] if e.messages else ""
+        if e.owner is None and any(word in message for message in e.messages for word in _HARMLESS):
+            return
+        if root.startswith("KeyboardInterrupt") and not self.dead:
+            self.stop_asked = True
+            return
+        if root.startswith("EOFError") and e.owner is None:
+            # The parent waited at a pipe for a child that had died.
+            self.dead = self.dead or not self.stop_asked
+            self.consequences[root[:_EVIDENCE]] = None
             return
         said = next((w for m in e.messages if (w := wrapper_says(m)) is not None), None)
         if said is not None and e.owner is None:
@@ -142,7 +159,7 @@ class Trouble:
         """The launch went on: unclaimed tracebacks and lines that could also be harmless are set aside."""
         if self.went_on:
             return
-        self.went_on = True
+        self.went_on, self.unhealthy = True, 0
         if self.dead or self.stop_asked:
             return
         if self.traces:
@@ -174,6 +191,11 @@ class _Found:
     trace: ev.Traceback | None
 
 
+def is_own_frame(frame: str) -> bool:
+    """Whether a traceback's frame lies in SGLang's own files, whatever folders are above them."""
+    return _OWN_FRAME.search(frame) is not None
+
+
 def decide(boot: Boot) -> Verdict:
     """Phase, cause and evidence of a boot as far as its text goes."""
     t = boot.trouble
@@ -186,16 +208,19 @@ def decide(boot: Boot) -> Verdict:
     if crashed:
         if best is None:
             best = _from_outside(boot)
-        cause = best.cause if best else None
-        return Verdict(
-            "crashed", cause, _struck(boot, best), best.evidence if best else (), _without(consequences, best), ranks
-        )
+        if best is None:
+            # It died of something that has no class: the exception is shown all the same.
+            lines = _evidence(t.traces[0].trace) if t.traces else ()
+            return Verdict("crashed", None, _struck(boot, None), lines, consequences, ranks)
+        return Verdict("crashed", best.cause, _struck(boot, best), best.evidence, _without(consequences, best), ranks)
     if t.stop_asked:
         return Verdict("stopped", None, None, (), consequences, ())
     if best is not None and best.cause in ("watchdog_hang", "dist_init_hang"):
         return Verdict("hung", best.cause, _struck(boot, best), best.evidence, consequences, ranks)
     if best is not None and best.cause in ("peer_lost", "nccl_timeout"):
         return Verdict("unknown", best.cause, _struck(boot, best), best.evidence, consequences, ranks)
+    if t.unhealthy >= _HUNG:
+        return Verdict("hung", "watchdog_hang", boot.current, (t.unhealthy_line,), consequences, ranks)
     if t.timeout_line is not None and not boot.ready_lines and not boot.served and not boot.batches:
         return Verdict(
             boot.phase or "unknown", "launch_timeout", boot.current or boot.phase, (t.timeout_line,), consequences, ()
@@ -224,6 +249,8 @@ def _candidates(boot: Boot) -> list[_Found]:
     for telling in t.signs:
         sign = telling.sign
         cause = _oom_class(boot, telling.phase, None, (), sign.text) if sign.cause == "oom" else sign.cause
+        if cause is None:
+            continue
         found.append(_Found(cause, _VICTIM.get(cause, 0), telling.order, (sign.text[:_EVIDENCE],), telling.phase, None))
     if not found and t.dead and not t.stop_asked:
         # Ranks print past each other: a traceback may have been set aside because another rank went on.
@@ -280,8 +307,10 @@ def _cause_of(boot: Boot, item: _Trace) -> str | None:
     return "backend_code_error"
 
 
-def _oom_class(boot: Boot, phase: Phase | None, capturing: str | None, frames: tuple[str, ...], text: str) -> str:
-    """Out of memory has a class by where it struck; the remedies point in opposite directions."""
+def _oom_class(
+    boot: Boot, phase: Phase | None, capturing: str | None, frames: tuple[str, ...], text: str
+) -> str | None:
+    """Out of memory has a class by where it struck; the remedies point in opposite directions. None: nothing tells where."""
     where = "\n".join(frames)
     serving = bool(boot.ready_lines or boot.served) or phase in ("ready", "serving")
     if not serving and _others_hold(text):
@@ -298,23 +327,22 @@ def _oom_class(boot: Boot, phase: Phase | None, capturing: str | None, frames: t
         return "oom_runtime" if serving else "oom_graph_capture"
     if serving or "event_loop" in where:
         return "oom_runtime"
-    if "load_model" in where or "create_weights" in where or "weight_loader" in where or "weight_utils" in where:
+    if any(
+        word in where
+        for word in ("load_model", "create_weights", "weight_loader", "weight_utils", "make_layers", "load_weights")
+    ):
         return "oom_weights"
     if phase in ("http_up", "warmup"):
         return "oom_runtime"
     if not frames and phase == "graphs" and capturing is not None:
         return "oom_graph_capture"
-    if phase in ("pools", "graphs") or "memory_pool" in where or "init_memory_pool" in where:
+    if phase in ("pools", "graphs") or any(
+        word in where for word in ("memory_pool", "attention_backend", "attn_backend", "kv_cache")
+    ):
         return "oom_after_pool"
-    if phase == "weights" or phase in ("args", "dist_init"):
-        return "oom_weights" if not _weights_done(boot) else "oom_after_pool"
-    return (
-        "oom_runtime"
-        if phase is None and "forward" in where
-        else "oom_after_pool"
-        if "attention_backend" in where
-        else "oom_weights"
-    )
+    if phase in ("args", "dist_init", "weights"):
+        return "oom_after_pool" if _weights_done(boot) else "oom_weights"
+    return "oom_runtime" if "forward" in where else None
 
 
 def _weights_done(boot: Boot) -> bool:
@@ -338,7 +366,7 @@ def _crashed(boot: Boot, best: _Found | None) -> bool:
         return True
     if best is not None and best.trace is not None:
         # Nothing claimed the traceback and nothing came after it: the process ended with it.
-        own = any("sglang" in frame for frame in best.trace.frames)
+        own = any(map(is_own_frame, best.trace.frames))
         return best.trace.owner is None and (
             own or not best.trace.frames or best.cause not in ("backend_code_error", "peer_lost")
         )
