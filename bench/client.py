@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -267,11 +267,11 @@ def main() -> None:
         truth(port)
         got = measure(ours(port, 1, count, 4, 400.0))
         arrived = sorted(at for _, at in truth(port))[1:]
-    gaps = [b - a for a, b in zip(arrived, arrived[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(arrived)]
     from mtpdeploy.bench.arrivals import schedule
 
     planned = schedule("poisson", 400.0, count)
-    wanted = [b - a for a, b in zip(planned, planned[1:], strict=False)]
+    wanted = [b - a for a, b in pairwise(planned)]
     raw["open"] = {"rate": 1 / statistics.fmean(gaps), "cv": statistics.pstdev(gaps) / statistics.fmean(gaps), **got}
     table(
         f"Open loop, Poisson, 400 requests/s, {count} requests",

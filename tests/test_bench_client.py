@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ def test_an_open_loop_sends_on_time_at_the_asked_rate(run: Callable[..., BenchAn
         sent = sorted(record.start_us for record in records(answer))
     point = only(answer)
     assert point.valid, point.invalid_because
-    gaps = [later - earlier for earlier, later in zip(sent, sent[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(sent)]
     assert statistics.fmean(gaps) == pytest.approx(10_000, rel=0.15)
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(1.0, abs=0.15)
     assert point.lag_ms.p50 is not None
@@ -242,6 +243,20 @@ def test_a_sweep_stops_once_more_load_brings_no_more_throughput(run: Callable[..
         answer = run(server, concurrency=None, sweep=("concurrency=1,2,2,4,8",), requests=16)
     assert len(answer.points) < 5
     assert "saturated" in answer.meta["skipped"][0]["why"]
+
+
+def test_a_search_finds_the_highest_concurrency_that_keeps_the_limits(run: Callable[..., BenchAnswer]) -> None:
+    with Mock(Script(lanes=5, first_s=0.05, step_s=0.002)) as server:
+        answer = run(server, concurrency="1", requests=20, find="max-goodput", slo="ttft_p90_ms<90", output_tokens="12")
+    assert [point.concurrency for point in answer.points][:4] == [1, 2, 4, 8]
+    assert answer.best is not None
+    assert answer.best.concurrency == 5
+    assert all(point.requests >= 2 * (point.concurrency or 0) for point in answer.points)
+
+
+def test_a_search_cannot_begin_with_limits_that_its_points_cannot_decide(run: Callable[..., BenchAnswer]) -> None:
+    with Mock(Script(**FAST)) as server, pytest.raises(UsageError, match="459"):
+        run(server, find="max-goodput", slo="ttft_p99_ms<90")
 
 
 def test_a_stored_run_is_computed_again_without_a_server(run: Callable[..., BenchAnswer], home: Path) -> None:

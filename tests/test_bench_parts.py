@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ STREAM = HEAD + chunked(
 def test_an_answer_is_the_same_wherever_the_network_splits_it(cuts: set[int]) -> None:
     answer = Answer("sglang")
     edges = [0, *sorted(cuts), len(STREAM)]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         answer.feed(first, STREAM[first:last])
     assert answer.complete
     assert answer.chunks.tokens == [2, 5, 8, 9]

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from mtpdeploy import __version__
 from mtpdeploy.actions.report import BenchAnswer, limits, recomputed
 from mtpdeploy.bench import load, prompting
+from mtpdeploy.bench.metrics import NEEDED
 from mtpdeploy.bench.values import SCHEMA, PointSpec, RunSpec, Stop
 from mtpdeploy.errors import ConfigError, HostUnreachable, MtpError, RemoteError, UsageError
 from mtpdeploy.progress import Talk
@@ -134,8 +135,8 @@ class Wish:
             raise UsageError(f"--timeout {given['timeout']:g}: should be above 0 seconds")
         if given["slo"]:
             limits(given["slo"])
-        if given["find"] and not given["slo"]:
-            raise UsageError("--find max-goodput needs --slo, such as --slo 'ttft_p90_ms<500,tpot_p90_ms<20'")
+        if given["find"]:
+            _findable(asked, given["slo"])
         spec = RunSpec(
             url="",
             model=given["model"],
@@ -160,6 +161,18 @@ class Wish:
         limit = server.get("effective_max_running_requests")
         top = limit if isinstance(limit, int) and limit > 0 else UNKNOWN_LIMIT
         return replace(asked, concurrency=(1,) if top == 1 else (1, top))
+
+
+def _findable(asked: load.Asked, slo: str | None) -> None:
+    """A search needs limits that its points can decide."""
+    if not slo:
+        raise UsageError("--find max-goodput needs --slo, such as --slo 'ttft_p90_ms<500,tpot_p90_ms<20'")
+    if asked.trace:
+        raise UsageError("--find changes the load, and a trace fixes it; use --concurrency or --rate as the start")
+    for limit in limits(slo):
+        needed = NEEDED.get(limit.key.split("_")[-2], 0) if limit.key.endswith("_ms") else 0
+        if needed > (asked.requests or 16):
+            raise UsageError(f"--slo {limit} needs {needed} requests a point: give --requests {needed}, or use p90")
 
 
 def _workload(home: Path, name: str | None) -> Any:
@@ -361,7 +374,7 @@ class Keeper:
         self.run: Run | None = None
         self.failure: MtpError | None = None
         self.seen = 0  # events of a client at a host that were taken
-        self._labels = {point.index: label(point) for point in spec.points}
+        self._labels = {point.index: point.label for point in spec.points}
 
     @classmethod
     def of(cls, home: Path, talk: Talk, run: Run, seen: int) -> Keeper:
@@ -481,11 +494,12 @@ class Keeper:
         self._talk.note(f"note: {event['text']}")
 
     def _skip(self, event: Mapping[str, Any]) -> None:
-        self._skipped.append({"load": self._labels[event["point"]], "why": event["why"]})
-        self._talk.done("bench", f"{self._labels[event['point']]}: not measured: {event['why']}")
+        name = self._labels.get(event["point"], "more load")
+        self._skipped.append({"load": name, "why": event["why"]})
+        self._talk.done("bench", f"{name}: not measured: {event['why']}")
 
     def _progress(self, event: Mapping[str, Any]) -> None:
-        name = self._labels.get(event["point"], "")
+        name = self._labels.setdefault(event["point"], str(event.get("label", "")))
         total = max(len(self._labels), 1)
         if event["stage"] == "warm-up":
             self._talk.stage("bench", f"{name}: warm-up", self._finished / total)
@@ -571,19 +585,6 @@ def unlike_arms(run: Run) -> list[str]:
     arms = [read(run, name) for name in arms_of(run)]
     told = [one.text for other in arms[1:] for one in likeness([arms[0]], [other]).differences]
     return list(dict.fromkeys(told))
-
-
-def label(point: PointSpec) -> str:
-    """`concurrency 4`, `2 requests/s`, with what else is swept."""
-    name = f"concurrency {point.concurrency}" if not point.open_loop else point.process
-    if point.rate is not None:
-        name = f"{point.rate:g} requests/s {point.process}"
-    if point.open_loop and point.concurrency:
-        name += f", at most {point.concurrency}"
-    parts = [f"{point.arm}:" if point.arm else "", name]
-    if point.repeat:
-        parts.append(f"(repeat {point.repeat + 1})")
-    return " ".join(part for part in parts if part)
 
 
 def stored_spec(spec: RunSpec) -> dict[str, Any]:

@@ -98,9 +98,11 @@ def _items(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _messages(row: Mapping[str, Any]) -> list[Message]:
     found: list[Message] = []
     if isinstance(row.get("messages"), list):
-        for turn in row["messages"]:
-            if isinstance(turn, dict) and isinstance(turn.get("content"), str):
-                found.append(Message(str(turn.get("role", "user")), turn["content"]))
+        found += [
+            Message(str(turn.get("role", "user")), turn["content"])
+            for turn in row["messages"]
+            if isinstance(turn, dict) and isinstance(turn.get("content"), str)
+        ]
     elif isinstance(row.get("conversations"), list):
         for turn in row["conversations"]:
             if isinstance(turn, dict) and isinstance(turn.get("value"), str):

@@ -27,6 +27,8 @@ from mtpdeploy.bench.values import Api, Measured, Message, Point, PointSpec, Pro
 
 PROBE_TOKENS = 4  # probe and warm-up together stay within 16 tokens a lane
 WARMUP_TOKENS = 12
+SEARCH_POINTS = 16
+SEARCH_STEP = 0.05  # of the rate
 POLL_S = 1.0  # the server's load while a point runs
 PROGRESS_S = 0.25
 SETTLE_S = 2.0  # the server's counters may come a moment after the last token
@@ -131,40 +133,121 @@ async def measure(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Ha
         emit({"what": "server", "server": server, "api": shape.api, "notes": notes, "template": _source(shape)})
         client = Client(_endpoint(spec, shape.api, key), timeout_s=spec.timeout_s)
         try:
-            done: list[Point] = []
-            for place, point in enumerate(spec.points):
-                if halt.asked:
-                    break
-                why = _enough(done, point, spec)
-                if why:
-                    emit({"what": "skip", "point": point.index, "why": why})
-                    continue
-                emit(
-                    {
-                        "what": "progress",
-                        "point": point.index,
-                        "place": place,
-                        "of": len(spec.points),
-                        "stage": "warm-up",
-                    }
-                )
-                done.append(await _point(spec, point, shape, client, target, emit, halt, nonce))
+            run = Run(spec, shape, client, target, emit, halt, nonce)
+            await (search(run) if spec.stop.search else sweep(run))
         finally:
             client.close()
 
 
-def _enough(done: Sequence[Point], upcoming: PointSpec, spec: RunSpec) -> str | None:
-    """Why a sweep ends here: the last two points of the same kind show saturation, or the limits no longer hold."""
-    same = [point for point in done if point.arm == upcoming.arm and point.output_length == upcoming.output_tokens]
+@dataclass(frozen=True)
+class Run:
+    """One benchmark in progress: what every point needs."""
+
+    spec: RunSpec
+    shape: Shape
+    client: Client
+    target: Target
+    emit: Emit
+    halt: Halt
+    nonce: str
+
+    async def measure(self, point: PointSpec) -> Point:
+        self.emit({"what": "progress", "point": point.index, "label": point.label, "stage": "warm-up"})
+        return await _point(self, point)
+
+    def skip(self, point: PointSpec, why: str) -> None:
+        self.emit({"what": "skip", "point": point.index, "why": why})
+
+
+async def sweep(run: Run) -> None:
+    """Every point in order; where a sweep is to stop at saturation, the rest of its values is left out, in all repeats."""
+    done: list[Point] = []
+    left_out: dict[tuple[object, ...], str] = {}
+    for point in run.spec.points:
+        if run.halt.asked:
+            return
+        load = (point.arm, point.process, point.concurrency, point.rate, point.input_tokens, point.output_tokens)
+        why = left_out.get(load)
+        if why is None and run.spec.stop.at_saturation and point.repeat == 0:
+            why = _enough([one for one in done if _same_sweep(one, point)], run.spec.stop.gain)
+        if why is not None:
+            left_out[load] = why
+            run.skip(point, why)
+            continue
+        done.append(await run.measure(point))
+
+
+def _same_sweep(done: Point, upcoming: PointSpec) -> bool:
+    return (done.arm, done.input_length, done.output_length, done.repeat) == (
+        upcoming.arm,
+        upcoming.input_tokens,
+        upcoming.output_tokens,
+        upcoming.repeat,
+    )
+
+
+def _enough(same: Sequence[Point], gain: float) -> str | None:
+    """Why a sweep ends here, if it does."""
     if not same:
         return None
-    if spec.stop.at_saturation and upcoming.repeat == 0:
-        last = same[-1]
-        if any(reason.startswith("unstable") for reason in last.invalid_because):
-            return "the point before was unstable: more load has no steady state either"
-        if len(same) >= 2 and metrics.saturated(same[-2], last, spec.stop.gain):
-            return f"saturated: the last value brought under {spec.stop.gain:.0%} more output tok/s"
+    if any(reason.startswith("unstable") for reason in same[-1].invalid_because):
+        return "the point before was unstable: more load has no steady state either"
+    if len(same) >= 2 and metrics.saturated(same[-2], same[-1], gain):
+        return f"saturated: the last value brought under {gain:.0%} more output tok/s"
     return None
+
+
+async def search(run: Run) -> None:
+    """The highest load that keeps the limits: doubles from the first point until they break, then halves the step.
+
+    Concurrency to the request, rate to SEARCH_STEP of itself. A point that cannot decide (invalid for another reason than
+    being unstable, or too few samples) ends the search, and says so.
+    """
+    base = run.spec.points[0]
+    limits = metrics.parse_slo(",".join(run.spec.stop.slo))
+    good, bad = 0.0, None
+    load = float(base.rate or base.concurrency or 1)
+    for number in range(SEARCH_POINTS):
+        if run.halt.asked:
+            return
+        point = loaded(base, load, number)
+        made = await run.measure(point)
+        unstable = any(reason.startswith("unstable") for reason in made.invalid_because)
+        values = [(limit, limit.of(made)) for limit in limits]
+        if not unstable and (not made.valid or any(value is None for _, value in values)):
+            unknown = ", ".join(str(limit) for limit, value in values if value is None)
+            why = (
+                made.invalid_because[0] if made.invalid_because else f"{unknown} cannot be decided with so few requests"
+            )
+            run.skip(replace(point, index=number + 1), f"the search ends: {why}")
+            return
+        keeps = not unstable and all(limit.holds(value) for limit, value in values if value is not None)
+        good, bad = (load, bad) if keeps else (good, load)
+        if bad is None:
+            load *= 2
+        elif base.open_loop:
+            if bad - good <= SEARCH_STEP * bad:
+                return
+            load = (good + bad) / 2
+        else:
+            load = float((good + bad) // 2)
+            if load in (good, bad, 0.0):
+                return
+
+
+def loaded(base: PointSpec, load: float, index: int) -> PointSpec:
+    """The point under another load: more lanes with as many more requests, or the same arrivals drawn closer together."""
+    if base.open_loop:
+        factor = (base.rate or load) / load
+        requests = tuple(replace(one, at_s=None if one.at_s is None else one.at_s * factor) for one in base.requests)
+        return replace(base, index=index, rate=load, requests=requests)
+    lanes = int(load)
+    count = max(len(base.requests), 2 * lanes)
+    requests = tuple(replace(base.requests[place % len(base.requests)], index=place) for place in range(count))
+    warmup = base.warmup and tuple(
+        replace(base.warmup[place % len(base.warmup)], index=place) for place in range(lanes)
+    )
+    return replace(base, index=index, concurrency=lanes, requests=requests, warmup=warmup)
 
 
 def _endpoint(spec: RunSpec, api: Api, key: str | None) -> Endpoint:
@@ -228,16 +311,11 @@ async def _probe(spec: RunSpec, shape: Shape, key: str | None, nonce: str) -> Re
         client.close()
 
 
-async def _point(
-    spec: RunSpec,
-    point: PointSpec,
-    shape: Shape,
-    client: Client,
-    target: Target,
-    emit: Emit,
-    halt: Halt,
-    nonce: str,
-) -> Point:
+async def _point(run: Run, point: PointSpec) -> Point:
+    """Warm-up, counters, load, counters. What an interrupt leaves is kept and marked."""
+    spec, shape, client, target, emit, halt, nonce = (
+        run.spec, run.shape, run.client, run.target, run.emit, run.halt, run.nonce,
+    )  # fmt: skip
     endpoint = client.endpoint
 
     def ready(requests: Sequence[Request], mark: str) -> list[Ready]:

@@ -73,9 +73,15 @@ class PointSpec:
         return self.process != "closed"
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What repeats of one point share."""
-        return (self.arm, self.process, self.concurrency, self.rate, self.input_tokens, self.output_tokens)
+    def label(self) -> str:
+        """`concurrency 4`, `2 requests/s poisson`, with what else tells it from the others."""
+        name = f"concurrency {self.concurrency}" if not self.open_loop else self.process
+        if self.rate is not None:
+            name = f"{self.rate:g} requests/s {self.process}"
+        if self.open_loop and self.concurrency:
+            name += f", at most {self.concurrency}"
+        extras = (f"{self.arm}:" if self.arm else "", name, f"(repeat {self.repeat + 1})" if self.repeat else "")
+        return " ".join(extra for extra in extras if extra)
 
 
 @dataclass(frozen=True, slots=True)
