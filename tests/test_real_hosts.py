@@ -64,7 +64,7 @@ def word(person: Person, host: str) -> str:
 
 def processes(lab: Lab, name: str) -> str:
     """What runs of a server inside the host, whoever started it."""
-    return lab.at(name, "pgrep -af 'sglang|supervise|launch.sh' || true")
+    return lab.at(name, "pgrep -af '[s]glang|[s]upervise|[l]aunch.sh' || true")
 
 
 SUPERVISORS = [

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class Person:
         return subprocess.Popen(
             self._argv(door, words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.home,
             env=self._environ(), start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
         )  # fmt: skip
 
     def run(self, *words: str, code: int | None = 0, door: str = "mtpdeploy") -> subprocess.CompletedProcess[str]:
