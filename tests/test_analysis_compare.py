@@ -218,6 +218,14 @@ def test_interleaved_arms_of_one_run_are_named_and_compared(tmp_path: Path) -> N
     assert said.likeness.differences == ()
 
 
+def test_two_settings_of_one_profile_are_told_apart_and_not_taken_for_repeats(tmp_path: Path) -> None:
+    a = bench_run(tmp_path, "mtp", speeds={1: 70}, args={"max_running_requests": 4, "tp_size": 1})
+    b = bench_run(tmp_path, "mtp", speeds={1: 150}, gain=GAIN, args={"max_running_requests": 16, "tp_size": 1})
+    said = compared(a, b)
+    assert (said.a, said.b) == ("mtp", "mtp [max_running_requests=16]")
+    assert "mtp [max_running_requests=16] is faster than mtp" in said.verdict_text
+
+
 def test_the_same_data_gives_the_same_json(tmp_path: Path) -> None:
     a, b = bench_run(tmp_path, "a", speeds={1: 70}, noise=0.1), bench_run(tmp_path, "b", speeds={1: 75}, noise=0.1)
     assert json.dumps(compared(a, b).as_json()) == json.dumps(compared(a, b).as_json())

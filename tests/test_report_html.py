@@ -74,7 +74,9 @@ def test_hostile_text_of_a_run_stays_text(tmp_path: Path) -> None:
     evil.write_json("verify.json", {"verdict": HOSTILE, "arguments": [{"name": HOSTILE, "requested": HOSTILE}]})
     memory = {"weights_gb": 3, "bound_by": HOSTILE, "slots": HOSTILE}
     evil.write_json("plan.json", {"memory": memory})
-    evil.write_json("log_summary.json", {"timeline": [{"phase": HOSTILE, "seconds": 3}, 7, {"phase": 1}]})
+    graphs = [{"kind": HOSTILE, "elapsed_s": 3, "mem_gb": HOSTILE}, 7, {}]
+    evil.write_json("log_summary.json", {"graphs": graphs, "server_args": {HOSTILE: 1}, "weights": [HOSTILE]})
+    evil.append_jsonl("measured.jsonl", [{"samples": [{"at_s": 0, "running": 1, "queued": 0}, 3, {"at_s": HOSTILE}]}])
     found = seen(page(gathered(Store(tmp_path), [*runs, evil])))
     assert not {"script", "img"} & {tag for tag, _ in found.tags}
     assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)

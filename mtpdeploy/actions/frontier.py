@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mtpdeploy.analysis.frontier import Frontier
 from mtpdeploy.analysis.frontier import frontier as traded
-from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.errors import NotFound
 from mtpdeploy.progress import Talk
 from mtpdeploy.store import Store
@@ -27,7 +27,7 @@ def frontier(
     store = Store(home)
     talk.stage("frontier", "reading the benchmarks")
     named = tuple(one for name in run for one in chosen(store, name, host=host, workload=workload))
-    return traded(named or alike(store, host, workload), baseline=baseline)
+    return traded(told_apart(named or alike(store, host, workload)), baseline=baseline)
 
 
 def alike(

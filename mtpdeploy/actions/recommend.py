@@ -8,7 +8,7 @@ from pathlib import Path
 from mtpdeploy.actions.frontier import alike
 from mtpdeploy.analysis.recommend import Kind, Recommendation
 from mtpdeploy.analysis.recommend import recommend as recommended
-from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.bench.metrics import parse_slo
 from mtpdeploy.errors import MtpError, NotFound, UsageError
 from mtpdeploy.inventory.values import Workload
@@ -43,7 +43,7 @@ def recommend(
     kind, own_rate, under = _meant(home, workload)
     store = Store(home)
     talk.stage("recommend", "reading the benchmarks")
-    found = alike(store, host, measured_under or under, simulated=_simulated(home, store, host))
+    found = told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
     budgets: dict[str, Mapping[str, object]] = {}
     for one in found:
         if one.label not in budgets and (held := one.memory or memory_of(store, one.provenance.launch_id)):

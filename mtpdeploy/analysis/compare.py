@@ -9,7 +9,7 @@ from typing import Literal
 
 from mtpdeploy.analysis.arms import batch_arm, decode_arm, prompts_of
 from mtpdeploy.analysis.likeness import Likeness, likeness
-from mtpdeploy.analysis.samples import Load, Measured, Pass
+from mtpdeploy.analysis.samples import Load, Measured, Pass, told_apart
 from mtpdeploy.analysis.stats import Interval, ratio, ratio_of_runs
 
 Verdict = Literal["faster", "slower", "can't tell", "depends on the load"]
@@ -163,6 +163,8 @@ class Comparison:
 
 def compare(a: Sequence[Measured], b: Sequence[Measured], *, seed: int = 0) -> Comparison:
     """b over a, each of one run or more. The same data and seed give the same numbers."""
+    apart = told_apart((*a, *b))
+    a, b = apart[: len(a)], apart[len(a) :]
     like = likeness(a, b)
     loads_a, loads_b = {load for one in a for load in one.loads()}, {load for one in b for load in one.loads()}
     shared = sorted(loads_a & loads_b, key=lambda load: load.order)

@@ -5,8 +5,8 @@ Made from a run folder's points.json and records.jsonl by `mtpdeploy.store.measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mtpdeploy.analysis.provenance import Provenance
 
@@ -99,17 +99,27 @@ def _only_late(reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A benchmark run as the analysis sees it. memory: the plan's budget, where the run has one."""
+    """A benchmark run as the analysis sees it.
+
+    memory: the plan's budget, where the run has one. variant: what sets it apart from other settings of its profile.
+    """
 
     run_id: str
     created_utc: str | None
     provenance: Provenance
     passes: tuple[Pass, ...]
     memory: Mapping[str, object] = field(default_factory=dict)
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The profile, else the endpoint, else the run."""
+        return self.provenance.profile or self.provenance.endpoint or self.run_id
 
     @property
     def label(self) -> str:
-        return self.provenance.profile or self.provenance.endpoint or self.run_id
+        """The name, with the settings that `told_apart` found to differ."""
+        return f"{self.name} [{self.variant}]" if self.variant else self.name
 
     @property
     def simulated(self) -> bool:
@@ -117,3 +127,20 @@ class Measured:
 
     def loads(self) -> tuple[Load, ...]:
         return tuple(sorted({one.load for one in self.passes}, key=lambda load: load.order))
+
+
+def told_apart(measurements: Sequence[Measured]) -> tuple[Measured, ...]:
+    """The same; where runs of one profile had different arguments (`--set`), later ones carry the difference in their label.
+
+    Without that, two settings would be taken for repeats of one.
+    """
+    first: dict[str, Mapping[str, object]] = {}
+    for one in sorted(measurements, key=lambda one: one.created_utc or one.run_id):
+        first.setdefault(one.name, one.provenance.args)
+    return tuple(replace(one, variant=_variant(first[one.name], one.provenance.args)) for one in measurements)
+
+
+def _variant(base: Mapping[str, object], args: Mapping[str, object]) -> str:
+    changed = [name for name in sorted({*base, *args} - {"host", "port"}) if base.get(name) != args.get(name)]
+    shown = [f"{name}={args.get(name, 'default')}" for name in changed[:3]]
+    return ", ".join([*shown, *(["…"] if len(changed) > 3 else [])])

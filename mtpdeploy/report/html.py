@@ -17,7 +17,6 @@ from mtpdeploy.report.story import Side, Story
 from mtpdeploy.resources import environment
 
 VERDICT_CLASS = {"faster": "good", "slower": "bad", "can't tell": "unsure", "depends on the load": "unsure"}
-DECODE_PLOTS = (("gen_throughput", "tok/s, as the log says"), ("accept_len", "accept length"))
 MEMORY_PARTS = (
     ("weights_gb", "weights"),
     ("draft_weights_gb", "MTP weights"),
@@ -26,6 +25,7 @@ MEMORY_PARTS = (
     ("intermediate_ssm_gb", "state in verification"),
     ("intermediate_conv_gb", "conv state in verification"),
     ("kv_gb", "KV cache"),
+    ("draft_kv_gb", "KV cache of MTP"),
     ("graph_reserve_gb", "CUDA graphs"),
     ("headroom_gb", "left free"),
 )
@@ -86,7 +86,7 @@ def page(story: Story) -> str:
             _acceptance(story),
             _memory(story),
             _launch(story),
-            _decode(story),
+            _load(story),
             _arguments(story),
             _points(story),
             _provenance(story),
@@ -305,7 +305,7 @@ def _acceptance(story: Story) -> Section | None:
     ):
         series: list[plots.Series] = []
         groups: list[str] = []
-        for side in story.sides:
+        for colour, side in enumerate(story.sides):
             held = _last_figure(side, key)
             values = (
                 {f"position {number + 1}": value for number, value in enumerate(held)}
@@ -317,7 +317,7 @@ def _acceptance(story: Story) -> Section | None:
             shown = {str(name): value for name, value in values.items() if isinstance(value, (int, float))}
             groups += [name for name in shown if name not in groups]
             at = tuple(float(groups.index(name)) for name in shown)
-            series.append(plots.Series(side.label, at, tuple(float(value) for value in shown.values())))
+            series.append(plots.Series(side.label, at, tuple(map(float, shown.values())), colour=colour))
         if series:
             svg = plots.columns(key, groups, series, y=y)
             told = "; ".join(
@@ -370,15 +370,17 @@ def _memory(story: Story) -> Section | None:
 
 def _planned(memory: Mapping[str, object]) -> dict[str, float]:
     held = dict(memory)
-    tokens, each = held.get("kv_tokens"), held.get("kv_bytes_per_token")
-    if isinstance(tokens, (int, float)) and isinstance(each, (int, float)):
-        held["kv_gb"] = tokens * each / 2**30
+    if "kv_gb" not in held:
+        tokens, each = held.get("kv_tokens"), held.get("kv_bytes_per_token")
+        if isinstance(tokens, (int, float)) and isinstance(each, (int, float)):
+            held["kv_gb"] = tokens * each / 2**30
     return _positive({name: held.get(key) for key, name in MEMORY_PARTS})
 
 
 def _actual(log: Mapping[str, object]) -> dict[str, float]:
-    kv = [within(log, "kv_cache", "k_gb"), within(log, "kv_cache", "v_gb")]
-    halves = [value for value in kv if isinstance(value, (int, float))]
+    graphs = log.get("graphs")
+    listed = [one.get("mem_gb") for one in graphs if isinstance(one, Mapping)] if isinstance(graphs, list) else []
+    taken = [size for size in listed if isinstance(size, (int, float))]
     return _positive(
         {
             "weights": within(log, "weights", "mem_gb"),
@@ -387,11 +389,17 @@ def _actual(log: Mapping[str, object]) -> dict[str, float]:
             "conv state": within(log, "mamba_cache", "conv_gb"),
             "state in verification": within(log, "mamba_cache", "intermediate_gb"),
             "conv state in verification": within(log, "mamba_cache", "intermediate_conv_gb"),
-            "KV cache": sum(halves) if len(halves) == 2 else within(log, "kv_cache", "size_gb"),
-            "CUDA graphs": within(log, "graph", "mem_gb"),
+            "KV cache": _both(log, "kv_cache", "k_gb", "v_gb", "size_gb"),
+            "KV cache of MTP": _both(log, "draft", "kv_k_gb", "kv_v_gb", "kv_size_gb"),
+            "CUDA graphs": sum(taken) if taken else within(log, "graph", "mem_gb"),
             "left free": log.get("available_gpu_mem_gb"),
         }
     )
+
+
+def _both(log: Mapping[str, object], part: str, k: str, v: str, whole: str) -> object:
+    halves = [value for name in (k, v) if isinstance(value := within(log, part, name), (int, float))]
+    return sum(halves) if len(halves) == 2 else within(log, part, whole)
 
 
 def _actual_count(log: Mapping[str, object], key: str) -> object:
@@ -408,74 +416,83 @@ def _positive(parts: Mapping[str, object]) -> dict[str, float]:
 
 
 def _launch(story: Story) -> Section | None:
-    """Phases of the start as a timeline, from `timeline` ([{phase, seconds}…]) of the log summary."""
+    """What the log times of a start: loading and graph capture. The rest of a start it does not time."""
     bars = []
     for side in story.sides:
-        phases = side.log.get("timeline")
-        if not isinstance(phases, list):
-            continue
         parts = [
-            (str(phase.get("phase")), float(phase["seconds"]))
-            for phase in phases
-            if isinstance(phase, Mapping) and isinstance(phase.get("seconds"), (int, float)) and phase["seconds"] > 0
+            ("weights", within(side.log, "weights", "elapsed_s")),
+            ("MTP weights", within(side.log, "draft", "elapsed_s")),
         ]
-        if parts:
-            bars.append(plots.Bar(side.label, tuple(parts)))
+        graphs = side.log.get("graphs")
+        parts += [
+            (f"graphs: {one.get('kind') or 'decode'}", one.get("elapsed_s"))
+            for one in (graphs if isinstance(graphs, list) else ())
+            if isinstance(one, Mapping)
+        ]
+        timed = [(name, float(value)) for name, value in parts if isinstance(value, (int, float)) and value > 0]
+        if timed:
+            bars.append(plots.Bar(side.label, tuple(timed)))
     if not bars:
         return None
     rows = tuple((bar.label, part, number(seconds)) for bar in bars for part, seconds in bar.parts)
-    svg = plots.stacked("launch", bars, x="seconds since the start")
+    svg = plots.stacked("launch", bars, x="seconds")
     drawing = Plot(
-        Markup(svg), "From start to ready", "Seconds in each phase of the start; the numbers are in the table."
+        Markup(svg),
+        "Loading and graph capture",
+        "Seconds in each phase that the log times; the numbers are in the table.",
     )
     return Section("launch", "Start-up", (), (drawing,), (Table("Phases", ("profile", "phase", "s"), rows, 1),))
 
 
-def _decode(story: Story) -> Section | None:
-    """The decode batches of the log over time, where the log summary keeps them as `decode_series`."""
-    drawn = []
-    for key, y in DECODE_PLOTS:
-        series = []
-        for side in story.sides:
-            held = side.log.get("decode_series")
-            rows = [row for row in held if isinstance(row, Mapping)] if isinstance(held, list) else []
-            told = [
-                (float(row["at_s"]), float(row[key]))
-                for row in rows
-                if isinstance(row.get("at_s"), (int, float)) and isinstance(row.get(key), (int, float))
-            ]
-            if len(told) > 1:
-                series.append(plots.Series(side.label, tuple(at for at, _ in told), tuple(value for _, value in told)))
-        if series:
-            svg = plots.lines(f"decode-{key}", series, x="seconds", y=y)
-            drawn.append(Plot(Markup(svg), y, f"{y} of the decode batches over time."))
-    return Section("decode", "Decode batches", (), tuple(drawn)) if drawn else None
+def _load(story: Story) -> Section | None:
+    """Running and queued requests while the last point was measured, as the server told them."""
+    series = []
+    for colour, side in enumerate(story.sides):
+        at = tuple(one[0] for one in side.load)
+        for dash, name in enumerate(("running", "queued")):
+            if at:
+                values = tuple(one[1 + dash] for one in side.load)
+                series.append(plots.Series(f"{side.label}, {name}", at, values, colour=colour, dash=dash))
+    if not series:
+        return None
+    svg = plots.lines("load", series, x="seconds of the last point", y="requests", marked=False)
+    drawing = Plot(
+        Markup(svg), "Requests at the server", "Running and queued requests while the last point was measured."
+    )
+    return Section("load", "While it was measured", (), (drawing,))
 
 
 def _arguments(story: Story) -> Section | None:
     tables = []
     for side in story.sides:
         rows, classes = [], []
-        listed = side.verified.get("arguments")
-        for one in listed if isinstance(listed, list) else ():
-            if not isinstance(one, Mapping):
-                continue
-            status = str(one.get("status", ""))
+        for one in _compared(side):
             rows.append(
-                (
-                    str(one.get("name")),
-                    _value(one.get("requested")),
-                    _value(one.get("effective")),
-                    status,
-                    str(one.get("rule") or ""),
-                )
+                (str(one["name"]), *(_value(one.get(key)) for key in ("requested", "effective", "status", "rule")))
             )
             classes.append("" if one.get("requested") == one.get("effective") else "unsure")
         if rows:
-            caption = f"{side.label}: {side.verified.get('verdict', '')}"
+            caption = f"{side.label}: {side.verified.get('verdict', 'as the log of its launch says')}"
             heads = ("argument", "requested", "effective", "status", "why")
             tables.append(Table(caption, heads, tuple(rows), 0, tuple(classes)))
     return Section("arguments", "Requested and effective arguments", (), (), tuple(tables), True) if tables else None
+
+
+def _compared(side: Side) -> list[Mapping[str, object]]:
+    """verify's own list, else the requested arguments beside those that the launch printed, with the plan's rules."""
+    listed = side.verified.get("arguments")
+    if isinstance(listed, list):
+        return [one for one in listed if isinstance(one, Mapping) and "name" in one]
+    printed = side.log.get("server_args")
+    if not isinstance(printed, Mapping):
+        return []
+    found: list[Mapping[str, object]] = []
+    for name, requested in side.measurements[-1].provenance.args.items():
+        effective = printed.get(name)
+        status = "not printed" if name not in printed else "as requested" if effective == requested else "changed"
+        rule = side.rules.get(name) if status == "changed" else None
+        found.append({"name": name, "requested": requested, "effective": effective, "status": status, "rule": rule})
+    return found
 
 
 def _value(value: object) -> str:

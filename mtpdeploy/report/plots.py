@@ -52,17 +52,16 @@ def lines(
     x: str,
     y: str,
     log_x: bool = False,
-    from_zero: bool = True,
-    annotate: bool = False,
+    marked: bool = True,
 ) -> str:
-    """Lines with bands over x; the ticks stand at the measured x where they are few."""
+    """Lines with bands over x, from zero; the ticks stand at the measured x where they are few. marked: a sign a point."""
 
     def draw(axes: Axes) -> None:
         for index, one in enumerate(series[: len(SERIES)]):
             colour = SERIES[index if one.colour is None else one.colour % len(SERIES)]
             dash = DASHES[index if one.dash is None else one.dash % len(DASHES)]
             axes.plot(
-                one.x, one.y, color=colour, marker=MARKERS[index], linestyle=dash, label=_safe(one.label),
+                one.x, one.y, color=colour, marker=MARKERS[index] if marked else None, linestyle=dash, label=_safe(one.label),
                 markersize=5, linewidth=1.8,
             )  # fmt: skip
             band = [
@@ -74,11 +73,12 @@ def lines(
         if log_x:
             axes.set_xscale("log", base=2)
         ticks = sorted({at for one in series for at in one.x})
-        if 0 < len(ticks) <= 10 and not annotate:
+        if marked and 0 < len(ticks) <= 10:
             axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
             axes.minorticks_off()
-        if from_zero:
-            axes.set_ylim(bottom=0)
+        highest = max((value for one in series for value in one.y), default=0.0)
+        if highest > 0:
+            axes.set_ylim(0, highest * 1.25)  # a band without bounds must not flatten the lines
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         if len(series) > 1:
@@ -147,7 +147,14 @@ def columns(name: str, groups: Sequence[str], series: Sequence[Series], *, y: st
         width = 0.8 / max(1, len(series))
         for index, one in enumerate(series[: len(SERIES)]):
             at = [place + (index - (len(series) - 1) / 2) * width for place in one.x]
-            axes.bar(at, one.y, width=width * 0.92, color=SERIES[index], label=_safe(one.label), alpha=0.9)
+            axes.bar(
+                at,
+                one.y,
+                width=width * 0.92,
+                color=SERIES[index if one.colour is None else one.colour % len(SERIES)],
+                label=_safe(one.label),
+                alpha=0.9,
+            )
         axes.set_xticks(range(len(groups)), [_safe(group) for group in groups])
         axes.set_ylabel(y)
         if len(series) > 1:

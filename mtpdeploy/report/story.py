@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mtpdeploy.analysis.compare import Comparison, compare
 from mtpdeploy.analysis.frontier import Frontier, by_label, frontier
-from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.store import Run, Store
 from mtpdeploy.store.launches import deploys_of, document, readable
@@ -18,8 +18,9 @@ from mtpdeploy.store.measured import arms_of, measured
 class Side:
     """One profile of the report: its measurements, and what its launch left behind.
 
-    memory: the plan's budget (CONTRACT's `memory`); log: the log summary of the launch; verified: the answer of verify.
-    Each is {} where no run has it.
+    memory: the plan's budget; rules: argument → why SGLang changes it, by the plan; log: the log summary of the
+        launch; verified: the answer of verify. Each is {} where no run has it.
+    load: (seconds, running, queued) while the last point was measured, where the server told.
     """
 
     label: str
@@ -27,6 +28,8 @@ class Side:
     memory: Mapping[str, object] = field(default_factory=dict)
     log: Mapping[str, object] = field(default_factory=dict)
     verified: Mapping[str, object] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    load: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def gathered(store: Store, runs: Sequence[Run]) -> Story:
             "nothing to report: " + ("; ".join(damaged) or "no run was given"),
             next_commands=["mtpdeploy runs --kind bench"],
         )
-    labels = by_label(found)
+    labels = by_label(told_apart(found))
     sides = tuple(_side(store, label, tuple(arm), kept) for label, arm in labels.items())
     first, *others = labels.values()
     comparisons = tuple(compare(first, other) for other in others)
@@ -67,7 +70,7 @@ def gathered(store: Store, runs: Sequence[Run]) -> Story:
         title=f"{names} on {where}" if where else names,
         sides=sides,
         comparisons=comparisons,
-        frontier=frontier(found, baseline=next(iter(labels))),
+        frontier=frontier([one for arm in labels.values() for one in arm], baseline=next(iter(labels))),
         runs=tuple(kept),
         simulated=any(one.simulated for one in found),
         damaged=tuple(damaged),
@@ -104,14 +107,36 @@ def _side(store: Store, label: str, arm: tuple[Measured, ...], runs: Sequence[Ru
     launches = {one.provenance.launch_id for one in arm if one.provenance.launch_id}
     folders = [run for run in runs if run.id in own] + list(deploys_of(store, launches))
     plan = _document(folders, "plan.json")
-    memory = plan.get("memory")
+    memory, effective = plan.get("memory"), plan.get("effective")
+    rules = {
+        str(one.get("name")): str(one.get("rule"))
+        for one in (effective if isinstance(effective, list) else ())
+        if isinstance(one, Mapping)
+    }
     return Side(
         label=label,
         measurements=arm,
         memory=memory if isinstance(memory, Mapping) else {},
         log=_document(folders, "log_summary.json"),
         verified=_document(folders, "verify.json"),
+        rules=rules,
+        load=_load(next((run for run in reversed(runs) if run.id in own), None)),
     )
+
+
+def _load(run: Run | None) -> tuple[tuple[float, float, float], ...]:
+    """Of the last point with samples in measured.jsonl."""
+    found: tuple[tuple[float, float, float], ...] = ()
+    for line in run.read_jsonl("measured.jsonl") if run else ():
+        held = line.get("samples")
+        told = [
+            (float(one["at_s"]), float(one["running"]), float(one["queued"]))
+            for one in (held if isinstance(held, list) else ())
+            if isinstance(one, Mapping)
+            and all(isinstance(one.get(name), (int, float)) for name in ("at_s", "running", "queued"))
+        ]
+        found = tuple(told) if len(told) > 1 else found
+    return found
 
 
 def _document(folders: Sequence[Run], name: str) -> Mapping[str, object]:

@@ -84,7 +84,7 @@ def _of_profile(
         listed = None if own_arms else profile
         for one in benchmarks(store, host=host, workload=workload, profile=listed):
             if one.provenance.profile == profile or one.provenance.arm == profile:
-                if found and (found[0].provenance.session is None or not _same_session(found[0], one)):
+                if found and not _repeat_of(one, found[0]):
                     break
                 found.append(one)
         if found:
@@ -97,10 +97,6 @@ def _of_profile(
         + (f"; measured profiles: {', '.join(known)}" if known else ""),
         next_commands=HOW,
     )
-
-
-def _same_session(one: Measured, other: Measured) -> bool:
-    return one.provenance.session == other.provenance.session
 
 
 def _newest_two(
@@ -128,7 +124,8 @@ def _newest_two(
 def _repeat_of(one: Measured, first: Measured) -> bool:
     if one.run_id == first.run_id:
         return True
-    return first.provenance.session is not None and _same_session(one, first)
+    alike = one.provenance.session == first.provenance.session and one.provenance.args == first.provenance.args
+    return first.provenance.session is not None and alike
 
 
 def _readable(store: Store, row: RunRow) -> list[Measured]:

@@ -8,6 +8,7 @@ from typing import Any
 from mtpdeploy.analysis.provenance import Provenance
 from mtpdeploy.analysis.samples import Load, Measured, Pass, Sample
 from mtpdeploy.errors import ConfigError, UsageError
+from mtpdeploy.store.launches import document
 from mtpdeploy.store.store import Run
 
 
@@ -80,7 +81,21 @@ def _provenance(run: Run, arm: str | None) -> Provenance:
     meta = run.meta
     for key in ("host", "profile", "workload", "simulated"):
         own[key] = own.get(key) if own.get(key) is not None else meta.get(key)
+    own["capacity"] = _capacity(run, own.get("capacity"))
     return Provenance.from_json(own)
+
+
+def _capacity(run: Run, given: object) -> dict[str, object]:
+    """Effective figures of the server; what the provenance lacks is taken from the server's answer after the last point."""
+    known = {name: value for name, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+    after = document(run, "server_after.json")
+    for ours, theirs in (
+        ("max_running_requests", "effective_max_running_requests"),
+        ("kv_tokens", "max_total_num_tokens"),
+    ):
+        if ours not in known and isinstance(after.get(theirs), int):
+            known[ours] = after[theirs]
+    return known
 
 
 def _load(point: Mapping[str, Any]) -> Load:

@@ -411,7 +411,8 @@ class Store:
                 else:
                     run = Run(path, head)
                     meta, said = run.meta, run.provenance
-                    simulated = meta.get("simulated", said.simulated)
+                    told = {meta.get("simulated"), said.simulated}  # either is enough: it must never look real
+                    simulated = True if True in told else False if False in told else None
                     row = (
                         ident,
                         run.kind,
@@ -419,7 +420,7 @@ class Store:
                         _text(meta.get("host")) or said.host,
                         _text(meta.get("profile")) or said.profile,
                         _text(meta.get("workload")) or said.workload,
-                        simulated if isinstance(simulated, bool) else None,
+                        simulated,
                         run.created_utc or _from_id(ident),
                         run.finished_utc,
                         json.dumps(run.summary),
