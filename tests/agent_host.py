@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -208,10 +209,8 @@ class AgentHost:
             if (pid := keeper.get("pid")) and self._is(pid, keeper.get("start_time")):
                 os.kill(pid, signal.SIGKILL)
         for pid in self.living():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         subprocess.run(["tmux", "-L", f"mtpdeploy-{self.service}", "kill-server"], capture_output=True, check=False)
 
     @staticmethod

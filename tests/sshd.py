@@ -58,7 +58,7 @@ class Sshd:
                         stdout=connection.fileno(),
                         stderr=log,
                         start_new_session=True,
-                    )  # fmt: skip
+                    )
                 )
 
     def cut(self) -> int:

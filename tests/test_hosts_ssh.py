@@ -150,7 +150,7 @@ def test_a_jump_host_carries_the_connection_and_its_key_is_checked(host: Host, s
     with SshTransport(beyond) as transport:
         assert output(transport, "echo through") == (b"through\n", 0)
     config.write_text(config.read_text().replace(str(sshd.known_hosts), "/dev/null"))
-    with SshTransport(beyond) as transport, pytest.raises(HostUnreachable, match="(?i)host key"):
+    with SshTransport(beyond) as transport, pytest.raises(HostUnreachable, match=r"(?i)host key"):
         transport.exec("true")
 
 
@@ -173,7 +173,7 @@ def test_a_cut_line_is_told_as_a_cut_line_and_not_as_an_exit_status(host: Host, 
         work = tmp_path / "work"
         AgentClient(transport, workdir=str(work), service="sglang", python="python3").call("status")
         client = AgentClient(transport, workdir=str(work), service="sglang", python=str(slow))
-        with pytest.raises(LineCut, match="cut during deploy.*finishes its step"):
+        with pytest.raises(LineCut, match=r"cut during deploy.*finishes its step"):
             client.call("deploy", on_event=lambda event: sshd.cut() and None)
 
 
