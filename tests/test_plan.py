@@ -144,6 +144,18 @@ def test_a_key_that_looks_like_a_number_stays_text_in_yaml(home):
     assert yaml.safe_load(content) == {"api-key": '12e4: "x\n#'}
 
 
+def test_a_key_that_sglang_would_read_as_an_option_is_refused(home):
+    with pytest.raises(ConfigError, match="begins with a dash"):
+        made(home, api_key=Secret("-x"))
+
+
+def test_a_token_inside_an_argument_is_masked_where_the_plan_is_shown(home):
+    extra = {"token": "hf_abcdefghijkl"}
+    p = made(home, args={**deployment(home).args, "model_loader_extra_config": extra})
+    assert "hf_abcdefghijkl" in " ".join(p.argv)
+    assert "hf_abcdefghijkl" not in json.dumps(p.as_json()["command"])
+
+
 def test_the_environment_file_gives_a_shell_exactly_the_values(home, tmp_path):
     env = {"A": "plain", "B": "with 'quotes' \"and\" $dollar `x` \\", "C": "two\nlines", "D": ""}
     p = made(home, env=env, versioned_env=())

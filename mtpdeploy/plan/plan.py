@@ -16,7 +16,7 @@ from mtpdeploy.plan.known import Known
 from mtpdeploy.plan.render import RESTART_LIMIT, RESTART_WINDOW_S, File, render
 from mtpdeploy.secret import MASK, Secret
 from mtpdeploy.sglang import command, memory, overrides, rules
-from mtpdeploy.sglang.masking import is_secret
+from mtpdeploy.sglang.masking import is_secret, mask
 from mtpdeploy.sglang.rules import Finding
 from mtpdeploy.sglang.versions import Version
 
@@ -120,7 +120,7 @@ class Plan:
         return {
             "sglang_version": str(self.version),
             "sglang_version_source": self.known.version_source,
-            "command": list(self.argv),
+            "command": [mask(word) for word in self.argv],
             "env": self.masked_env(),
             **({"files": [f.as_json() for f in shown]} if files else {}),
             "steps": [{"do": s.do, "why": s.why} for s in self.steps],

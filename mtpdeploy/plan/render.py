@@ -107,7 +107,15 @@ def _environment_file(env: Mapping[str, str | Secret]) -> str:
 
 
 def _server_file(secrets: Mapping[str, Secret]) -> str:
-    """SGLang's --config: flat, dashes, double-quoted text (JSON strings are YAML) so that no key is read as a number."""
+    """SGLang's --config: flat, dashes, double-quoted text (JSON strings are YAML) so that no key is read as a number.
+
+    SGLang puts the value back into a command line of its own, where a leading dash would make it an option.
+    """
+    for name, value in secrets.items():
+        if value.reveal().startswith("-"):
+            raise ConfigError(
+                f"{name}: begins with a dash, which SGLang reads as an option and refuses; another key would be right"
+            )
     return "".join(
         f"{name.replace('_', '-')}: {json.dumps(value.reveal())}\n" for name, value in sorted(secrets.items())
     )
