@@ -97,6 +97,12 @@ CASES: list[tuple[str, str | None, str | None, str]] = [
     ("own helpers hold little", "oom_weights", "weights", ARGS + DIST + BEGIN + hit(
      "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 170.00 MiB. GPU 0 has a total capacity of 94.97 GiB of which 75.19 MiB is free. "
      "Process 467 has 1.51 GiB memory in use. Including non-PyTorch memory, this process has 93.00 GiB memory in use.", "model_loader/loader.py", "load_model")),
+    ("own process by number in a container", "oom_weights", "weights", ARGS + DIST + BEGIN + hit(
+     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 540.00 MiB. GPU 0 has a total capacity of 14.76 GiB of which 298.75 MiB is free. "
+     "Process 63729 has 14.46 GiB memory in use. Of the allocated memory 14.35 GiB is allocated by PyTorch, and 1.52 MiB is reserved by PyTorch but "
+     "unallocated.", "model_loader/loader.py", "load_model")),
+    ("old card", "kernel_unsupported_arch", "graphs", LOADED + POOL + CAPTURE + hit(
+     "RuntimeError: FlashAttention on Ampere/Ada cards only supports fp16 and bf16 data type")),
     ("unbalanced", "gpu_occupied", "dist_init", ARGS + "[2026-05-01 10:00:10] Init torch distributed begin.\n"
      + hit("ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes. pre_model_load_memory=7.2")),
     # ranks and nodes
@@ -303,6 +309,33 @@ def test_a_crash_before_the_stop_is_still_a_crash() -> None:
         + "[2026-05-01 10:09:00] SIGTERM received. signum=None frame=None. Draining\n"
     )
     assert (s.phase, s.cause) == ("crashed", "oom_runtime")
+
+
+def test_formats_that_some_give_the_prefix_change_nothing() -> None:
+    text = (
+        "[2025-05-25 19:45:03] [ERROR] Scheduler hit an exception: Traceback (most recent call last):\n"
+        + FRAME.format("x.py", "f")
+        + "KeyError: 'x'\n"
+    )
+    assert (
+        read(
+            text + "[2025-01-20 19:10:07] Received sigquit from a child proces. It usually means the child failed.\n"
+        ).cause
+        == "backend_code_error"
+    )
+    s = read(text.replace("[2025-05-25 19:45:03] [ERROR]", "[TP5 EP5]"))
+    assert (s.cause, s.failed_ranks) == ("backend_code_error", ("TP5 EP5",))
+
+
+def test_a_traceback_without_a_headline_names_its_rank() -> None:
+    """0.3 logged the traceback alone."""
+    text = "[2024-10-22 06:31:49 TP0] Capture cuda graph begin. This can take up to several minutes.\n[2024-10-22 06:31:49 TP0] Traceback (most recent call last):\n"
+    s = read(
+        text
+        + FRAME.format("model_executor/cuda_graph_runner.py", "capture")
+        + "RuntimeError: CUDA error: no kernel image is available for execution\n"
+    )
+    assert (s.phase, s.cause, s.failed_ranks, s.ready) == ("crashed", "kernel_unsupported_arch", ("TP0",), False)
 
 
 def test_ctrl_c_is_a_stop() -> None:

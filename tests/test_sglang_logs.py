@@ -170,6 +170,10 @@ COATS = {
     "ray-repeated": lambda line: (
         f"(WorkerDict pid=9120) {line} [repeated 7x across cluster] (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0)"
     ),
+    "docker-json": lambda line: json.dumps(
+        {"log": line + "\n", "stream": "stderr", "time": "2026-08-29T07:00:10.1Z"}, separators=(",", ":")
+    ),
+    "viewer": lambda line: f"[2026-08-29T07:00:10.703Z] {line}",
     "kubectl": lambda line: f"[pod/sglang-0/server] {line}",
     "kibana": lambda line: f"Aug 29, 2026 @ 07:00:10.101    {line}",
     "logging": lambda line: f"2026-08-29 07:00:10,118 - __main__ - INFO - {line}",
@@ -348,6 +352,8 @@ def test_a_log_of_another_program_is_not_sglang() -> None:
          "cap len: 4.00, block accept len: 2.10, accept len: 2.30, accept rate: 0.10, cuda graph: True, gen throughput (token/s): nan, "
          "#queue-req: 0, est. decode TFLOPS/s (per GPU): 12.30",
          {"full_token": 4, "swa_token": 3, "swa_token_usage": 0.02, "cap_len": 4.0, "block_accept_len": 2.1, "gen_throughput": None}),
+        ("[2025-05-25 19:45:03] [INFO] Decode batch. #running-req: 2, #token: 128, token usage: 0.01, accept-len: 2.10, accept-ratio: 0.40, "
+         "gen throughput (token/s): 131.07, #queue-req: 0", {"running_req": 2, "accept_len": 2.1, "accept_ratio": 0.4}),
         ("12-19 06:22:10 TP0] Decode batch. #running-req: 2, #token: 128, token usage: 0.00, gen throughput (token/s): 131.07, #queue-req: 0, #cache_miss: 0",
          {"running_req": 2, "cache_miss": 0}),
     ],

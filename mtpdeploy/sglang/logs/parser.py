@@ -397,8 +397,6 @@ def _float(raw: bytes) -> float | None:
 def _undoubtful(raw: bytes) -> bytes:
     """The unterminated last line without a value that may be cut in its middle: SGLang prints its fractions with two digits."""
     if m := re.search(rb"[=:] ?-?\d+(?:\.\d?)?$", raw):
-        whole = b"." not in m.group() and (
-            b"#queue-req:" in raw[-24:] or b"context_len=" in raw[-24:] or b"#cache_miss" in raw[-24:]
-        )
+        whole = b"." not in m.group() and (b"#queue-req:" in raw[-24:] or b"#cache_miss" in raw[-24:])
         return raw if whole else raw[: m.start()]
     return raw

@@ -303,7 +303,7 @@ _BY_START: tuple[tuple[str, Callable[[str | None, str | None, str], ev.Event | N
     ("Gracefully exiting", _stop),
     ("Received SIGTERM", _stop),
     ("SIGINT received", _stop),
-    ("Received sigquit from a child process", _dead),
+    ("Received sigquit from a child proc", _dead),
     ("SIGQUIT received", _dead),
     ("Subprocess ", _dead),
     (
@@ -315,6 +315,7 @@ _BY_START: tuple[tuple[str, Callable[[str | None, str | None, str], ev.Event | N
     ("No live scheduler processes found", _aftermath),
     ("kill_process_tree called", _aftermath),
     ("Pyspy dump for PID", _aftermath),
+    ("Dumping requests before crash", _aftermath),
     ("Exit code: ", lambda t, r, b: ev.Consequence(t, r, b, True, int(m[1])) if (m := _EXIT.search(b)) else None),
     ("Eof", _aftermath),
     ("Max running requests is reset to", lambda t, r, b: ev.Preamble(t, r, b, False)),

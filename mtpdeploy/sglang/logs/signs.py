@@ -31,6 +31,8 @@ RUNTIME_OOM = re.compile(
     r"Prefill out of memory\. Try to lower|Decode out of memory\. Try to lower|alloc_req_slots runs out of memory|Out of memory even after retracting"
 )
 OTHER_PROCESS = re.compile(r"Process (\d+) has ([\d.]+) (GiB|MiB) memory in use")
+THIS_PROCESS = re.compile(r"this process has [\d.]+ (?:GiB|MiB) memory in use")
+ALLOCATED = re.compile(r"Of the allocated memory ([\d.]+) (GiB|MiB) is allocated by PyTorch")
 CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB")
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -136,6 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "custom_allreduce_no_p2p",
         r"peer access is not supported between these two",
         r"peer mapping resources exhausted",
+        r"custom_all_reduce\.cuh:\d+ '?invalid argument",
         plain=True,
     ),
     _sign("oom_runtime", RUNTIME_OOM.pattern),
@@ -163,7 +166,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"[Uu]nsupported (?:compute capability|SM version|gpu arch|device arch)",
         r"not supported (?:on|for) (?:this|your|the current) (?:GPU|architecture|device arch|compute)",
         r"[Rr]equires (?:a GPU with )?(?:compute capability|SM ?\d+|sm_?\d+|Hopper|Blackwell|Ampere)",
-        r"only support(?:s|ed on)? (?:SM|sm_|Ampere|Hopper|Blackwell|compute capability|Hopper|GPUs with)",
+        r"on Ampere/Ada cards only supports",
+        r"only support(?:s|ed on)? (?:SM|sm_|sm\d|Ampere|Hopper|Blackwell|compute capability|Hopper|GPUs with)",
         r"No kernel .{0,40}(?:for|on) (?:sm_?\d+|arch)",
         r"sm_\d+a? is not (?:supported|compatible)",
         r"Not supported on device with compute capability|compute capability .{0,30}(?:not supported|unsupported|too low)",

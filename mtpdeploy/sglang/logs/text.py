@@ -6,6 +6,7 @@ managers/scheduler.py, 0.5.23); v0.3 had the time alone, v0.2 `[gpu=0]`. No leve
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ _WRAPPERS = tuple(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)[ \t]?",  # docker logs -t, kubectl --timestamps, CI
         r"\((?:[\w.:<>-]+ )?pid=\d+(?:, ip=[\d.:a-fA-F]+)?\) ?",  # Ray
         r"\[pod/[^\]\s]+\] ?",  # kubectl --prefix
+        r"\[\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\] ?",  # log viewers
         r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? )?[\w.-]+ [\w./@:-]+\[\d+\]: ?",  # journald, syslog
         r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ \d\d:\d\d:\d\d\.\d+\s{1,4}",  # Kibana
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ - [\w.]+ - [A-Z]+ - ",  # Python's logging in a launcher
@@ -28,9 +30,13 @@ _WRAPPERS = tuple(
         r"\d{1,4}: (?=\[\d)",  # srun --label
     )
 )
-_STAMP = r"\[(?:(?P<date>\d{4}-\d\d-\d\d) )?(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(?P<rank>(?: [A-Z][A-Z_]{0,9}\d{1,5}){0,8})\](?: |$)"
+_STAMP = r"\[(?:(?P<date>(?:\d{4}-)?\d\d-\d\d) )?(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(?P<rank>(?: [A-Z][A-Z_]{0,9}\d{1,5}){0,8})\](?: |$)"
 _RECORD = re.compile(_STAMP)
 _OLD_RECORD = re.compile(r"\[gpu(?:_id)?=(?P<gpu>\d+)\] ")
+_RANK_ONLY = re.compile(r"\[(?P<rank>[A-Z][A-Z_]{0,9}\d{1,5}(?: [A-Z][A-Z_]{0,9}\d{1,5}){0,7})\] ")
+_LEVEL = re.compile(
+    r"\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] "
+)  # some change the format so that the level is printed
 _CUT_RECORD = re.compile(r"[\d:. -]{0,22}(?P<rank>(?: ?[A-Z][A-Z_]{0,9}\d{1,5}){0,8})\] (?=\S)")
 # Text that may stand before a glued record. User text is quoted or part of an assignment; a bar, dots or a host's tag are not.
 _NOT_JUNK = re.compile(r"""["'`={}\\]|\btext\b|\bprompt\b|\bcontent\b""")
@@ -53,7 +59,19 @@ class Line:
 def clean(raw: bytes) -> str:
     """Text of one physical line without ANSI codes; broken UTF-8 becomes U+FFFD."""
     text = raw.decode("utf-8", "replace")
+    if text.startswith('{"log":"'):
+        text = _docker(text)
     return _ANSI.sub("", text) if "\x1b" in text or "#033" in text or "\x00" in text else text
+
+
+def _docker(text: str) -> str:
+    """The line inside a record of Docker's json-file driver; a record without a line's end goes on in the next one."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    line = found.get("log") if isinstance(found, dict) else None
+    return line.rstrip("\r\n") if isinstance(line, str) else text
 
 
 def unwrap(text: str) -> str:
@@ -79,6 +97,8 @@ def take_apart(raw: bytes) -> Line:
         return _stamped(m, text, "")
     if m := _OLD_RECORD.match(text):
         return Line(None, f"gpu={m['gpu']}", text[m.end() :], True, "")
+    if m := _RANK_ONLY.match(text):
+        return Line(None, m["rank"], text[m.end() :], True, "")
     if "] " in text and not text.startswith(" " * 2):
         m = _RECORD.search(text)
         if m and m["date"]:
@@ -92,7 +112,10 @@ def take_apart(raw: bytes) -> Line:
 
 def _stamped(m: re.Match[str], text: str, before: str) -> Line:
     stamp = f"{m['date']} {m['time']}" if m["date"] else m["time"]
-    return Line(stamp, m["rank"].strip() or None, text[m.end() :], True, before)
+    body = text[m.end() :]
+    if body.startswith("[") and (level := _LEVEL.match(body)):
+        body = body[level.end() :]
+    return Line(stamp, m["rank"].strip() or None, body, True, before)
 
 
 def is_bar(text: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mtpdeploy.sglang.logs import events as ev
 from mtpdeploy.sglang.logs.parser import trace_cause
 from mtpdeploy.sglang.logs.records import wrapper_says
-from mtpdeploy.sglang.logs.signs import CAPACITY, OTHER_PROCESS, RUNTIME_OOM
+from mtpdeploy.sglang.logs.signs import ALLOCATED, CAPACITY, OTHER_PROCESS, RUNTIME_OOM, THIS_PROCESS
 from mtpdeploy.sglang.logs.summary import LAUNCH, Phase
 
 if TYPE_CHECKING:
@@ -203,6 +203,8 @@ def decide(boot: Boot) -> Verdict:
     best = min(found, key=lambda f: (f.weight, f.order), default=None)
     crashed = _crashed(boot, best)
     ranks = tuple(t.failed_ranks)
+    if best is not None and best.trace is not None and best.trace.rank and best.trace.rank not in ranks:
+        ranks = (*ranks, best.trace.rank)
     consequences = tuple(t.consequences)
 
     if crashed:
@@ -350,10 +352,17 @@ def _weights_done(boot: Boot) -> bool:
 
 
 def _others_hold(text: str) -> bool:
-    """Whether torch's message says that other processes hold a good part of the GPU (SGLang's helpers hold about 1.5 GiB)."""
-    total = sum(float(size) / (1 if unit == "GiB" else 1024) for _, size, unit in OTHER_PROCESS.findall(text))
+    """Whether torch's message says that other processes hold a good part of the GPU (SGLang's helpers hold about 1.5 GiB).
+
+    In a container torch cannot tell its own process from others: then the one that holds what PyTorch allocated here is itself.
+    """
+    held = sorted(float(size) / (1 if unit == "GiB" else 1024) for _, size, unit in OTHER_PROCESS.findall(text))
+    allocated = ALLOCATED.search(text)
+    if not THIS_PROCESS.search(text) and held:
+        own = float(allocated[1]) / (1 if allocated[2] == "GiB" else 1024) if allocated else held[-1]
+        held.remove(next((h for h in held if h >= 0.98 * own), held[-1]))
     capacity = CAPACITY.search(text)
-    return total > max(3.0, 0.05 * float(capacity[1]) if capacity else 3.0)
+    return sum(held) > max(3.0, 0.05 * float(capacity[1]) if capacity else 3.0)
 
 
 def _crashed(boot: Boot, best: _Found | None) -> bool:
