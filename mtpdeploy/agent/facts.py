@@ -137,7 +137,10 @@ def _model(path: str, env: dict[str, str]) -> dict[str, Any]:
         folder = cached
     try:
         value["config"] = json.loads((folder / "config.json").read_text())
-        sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(_WEIGHTS)]
+        files = [entry for entry in os.scandir(folder) if entry.name.endswith(_WEIGHTS)]
+        # Where a checkpoint lies in two formats, SGLang reads the safetensors (load_format auto).
+        tensors = [f for f in files if f.name.endswith(_WEIGHTS[0]) and not f.name.startswith("consolidated")]
+        sizes = [entry.stat().st_size for entry in tensors or files]
         value.update(readable=True, weights_bytes=sum(sizes) if sizes else None, weight_files=len(sizes))
     except (OSError, ValueError) as error:
         value["error"] = f"{folder / 'config.json'}: {getattr(error, 'strerror', None) or error}"
