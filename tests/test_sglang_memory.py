@@ -379,3 +379,33 @@ def test_exact_weight_bytes_beside_a_config_replace_the_count(tmp_path):
     )
     with pytest.raises(ConfigError, match="no such file"):
         ModelConfig.read(tmp_path / "nothing" / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "weights_gb", "draft_gb"),
+    [
+        ("Qwen/Qwen3.6-27B", 51.1, 5.53),
+        ("/models/qwen3.6-27b-fp8/", 28.4, 5.13),
+        ("nvidia/Qwen3.6-27B-NVFP4", 18.5, 4.96),
+    ],
+)
+def test_a_quantized_checkpoint_keeps_embeddings_head_and_vision_in_16_bit(path, weights_gb, draft_gb):
+    model, assumed = recognise(path)
+    p = allocate({**STORY, "model_path": path}, {}, V("0.5.17"), model, 96)
+    assert p.weights_gb == pytest.approx(weights_gb, abs=0.1)
+    assert p.draft_weights_gb == pytest.approx(draft_gb, abs=0.02)
+    assert path in assumed
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3.6-27B-GGUF", "Qwen/Qwen3.6-35B-A3B", "meta-llama/Llama-3.1-8B", "x"])
+def test_a_model_that_is_only_similar_by_name_is_not_taken_for_it(path):
+    assert recognise(path) is None
+
+
+@pytest.mark.parametrize(("version", "record", "rows"), [("0.5.17", 4, 25), ("0.5.20", 16, 49)])
+def test_replayed_drafts_keep_a_ring_instead_of_states(version, record, rows):
+    p = allocate({**STORY, "enable_linear_replayssm_spec": True}, {}, V(version), MODEL, 96)
+    wide = 48 * record * 128 * 2 + 16 * record * 128 * 2
+    layer = 2 * wide + 48 * record * 4 if version == "0.5.20" else wide + 2 * 48 * record * 4
+    assert p.intermediate_ssm_gb == 0
+    assert p.ring_gb == pytest.approx(rows * 48 * layer / 2**30)

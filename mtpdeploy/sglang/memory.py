@@ -593,6 +593,11 @@ def budget(
         said.append(
             f"weights are computed from {how}, and {_MEASURED.loader_gb} GB that loading leaves allocated (measured: 27B, 0.5.17)"
         )
+    if weights_gb is None and pools.settings.quantization and model.checkpoint_bytes is None:
+        said.append(
+            f"every linear layer is counted as {pools.settings.quantization}; checkpoints often keep some in 16 bit: "
+            "the weight files' own size (a plan against the host) is exact"
+        )
     s = pools.settings
     if s.algorithm and model.mtp_layers and not s.draft_path:
         said.append(
