@@ -23,7 +23,7 @@ from mtpdeploy.actions.reach import agent as agent_at
 from mtpdeploy.agent.protocol import ProbeRequest, ProbeSpec
 from mtpdeploy.analysis.compare import Comparison, LoadComparison, compare
 from mtpdeploy.analysis.model import Observation, Setting, leave_one_out, observations, positions
-from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.analysis.space import Space, default_factors, parse_factors, space
 from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Proposal, Search, Stop
 from mtpdeploy.bench.metrics import Limit, parse_slo
@@ -40,9 +40,11 @@ from mtpdeploy.errors import (
 from mtpdeploy.plan import known_of, make_plan
 from mtpdeploy.progress import Talk
 from mtpdeploy.store import Run, Store
+from mtpdeploy.store.choose import benchmarks
 from mtpdeploy.store.measured import measured
 
 OBJECTIVES = ("throughput", "latency", "mixed")
+MOST_LEARNED = 20  # earlier runs that the model starts from
 OUT_OF_MEMORY = ("oom_weights", "oom_after_pool", "oom_graph_capture", "oom_runtime", "kv_pool_too_small",
                  "mamba_pool_too_small")  # fmt: skip
 HUNG = ("watchdog_hang", "dist_init_hang", "launch_timeout", "nccl_timeout")
@@ -65,6 +67,7 @@ class Spec:
     name: str
     sets: tuple[str, ...]
     bench: Mapping[str, Any]
+    learned_from: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -72,6 +75,7 @@ class Spec:
             "slo": self.slo, "factors": {name: list(levels) for name, levels in self.factors.items()},
             "launches": self.launches, "minutes": self.minutes, "confirm": self.confirm, "leave": self.leave,
             "name": self.name, "sets": list(self.sets), "bench": dict(self.bench),
+            "learned_from": list(self.learned_from),
         }  # fmt: skip
 
     @classmethod
@@ -85,6 +89,7 @@ class Spec:
                 factors={name: tuple(levels) for name, levels in value["factors"].items()},
                 launches=value["launches"], minutes=value["minutes"], confirm=value["confirm"], leave=value["leave"],
                 name=value["name"], sets=tuple(value["sets"]), bench=value["bench"],
+                learned_from=tuple(value.get("learned_from", ())),
             )  # fmt: skip
         except (AssertionError, KeyError, TypeError, AttributeError) as exc:
             raise ConfigError(f"{run.file('spec.json')}: is not the spec of a search ({exc!r})") from exc
@@ -109,7 +114,7 @@ class Tuned:
     serving: str | None
     model_error: Mapping[str, object] | None
     simulated: bool
-    notes: tuple[str, ...] = ()
+    predicted: tuple[Proposal, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -129,7 +134,7 @@ class Tuned:
             "profile_file": str(self.profile_file) if self.profile_file else None,
             "serving": self.serving,
             "model_error": dict(self.model_error) if self.model_error else None,
-            "notes": list(self.notes),
+            "predicted": [one.as_json() for one in self.predicted],
         }
 
 
@@ -188,7 +193,7 @@ def tune(
         return searcher.plan_only()
     if run is None:
         run = store.new_run("tune", searcher.meta())
-        run.write_json("spec.json", spec)
+        run.write_json("spec.json", searcher.spec)
     else:
         run.reopen()
     with run:
@@ -258,6 +263,24 @@ class _Searcher:
         self.objective = Objective(spec.objective, spec.loads, bounds.get("tpot"), bounds.get("ttft"))
         self.input_tokens, self.output_tokens = 512.0, float(spec.bench.get("output_tokens") or 256)
         self.runs: list[Measured] = []
+        learned = self._learned()
+        self.spec = replace(spec, learned_from=tuple(one.run_id for one in learned))
+        self.learned = observations(learned)
+
+    def _learned(self) -> tuple[Measured, ...]:
+        """Earlier benchmarks of this host under the same SGLang, on the same GPU and clock: the model starts from them."""
+        if self.spec.learned_from:
+            named = set(self.spec.learned_from)
+            return told_apart([one for one in benchmarks(self.store, host=self.target.name) if one.run_id in named])
+        simulate = self.target.host.simulate
+        found = [
+            one
+            for one in benchmarks(self.store, host=self.target.name)
+            if one.simulated is (simulate is not None)
+            and one.provenance.sglang_version == self.version
+            and (simulate is None or one.provenance.simulated_clock in (None, simulate.clock))
+        ]
+        return told_apart(found[:MOST_LEARNED])
 
     def meta(self) -> dict[str, object]:
         return {
@@ -308,6 +331,7 @@ class _Searcher:
                 + (f": {known.no_memory_because}" if known.no_memory_because else ""),
                 next_commands=[f"mtpdeploy doctor --host {host.name}", "mtpdeploy tune … --gpu-memory-gb 95"],
             )
+        self.version = str(known.version)
         # Free memory as it was last seen may include our own running server, which each launch replaces.
         return space(made.args, made.env, known.version, known.model, memory_gb, self.spec.factors)
 
@@ -326,7 +350,7 @@ class _Searcher:
     def _search(self) -> Search:
         return Search(
             self.space.candidates, self.objective, self.input_tokens, self.output_tokens, self.spec.launches,
-            self.spec.minutes, self.space.shape,
+            self.spec.minutes, self.space.shape, learned=self.learned,
         )  # fmt: skip
 
     # -- one launch
@@ -532,7 +556,7 @@ class _Searcher:
         self, run_id: str | None, search: Search, proposal: Proposal | None, stop: str, chosen: Outcome | None,
         comparison: Comparison | None, file: Path | None, verdict: str, serving: str | None,
     ) -> Tuned:  # fmt: skip
-        seen = [one for outcome in search.outcomes for one in outcome.observations]
+        seen = [*search.learned, *(one for outcome in search.outcomes for one in outcome.observations)]
         checked = leave_one_out(seen, shape=self.space.shape) if seen else None
         reasons = Counter(one.why.split(":")[0] for one in self.space.refused)
         return Tuned(
@@ -540,6 +564,7 @@ class _Searcher:
             outcomes=tuple(search.outcomes), proposal=proposal, stop=stop, best=search.best, chosen=chosen,
             comparison=comparison, verdict=verdict, profile_file=file, serving=serving,
             model_error=checked.as_json() if checked else None, simulated=self.target.host.simulate is not None,
+            predicted=tuple(search.ranked(6)) if seen and run_id is None else (),
         )  # fmt: skip
 
 

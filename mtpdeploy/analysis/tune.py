@@ -143,6 +143,7 @@ class Search:
     """The state of a search: what may be launched, and what was learned.
 
     input_tokens, output_tokens: of the workload. launches, minutes: the budget; the confirmation is outside of it.
+    learned: what earlier runs on the same host measured; the model knows it, but no launch of this search was it.
     """
 
     candidates: Sequence[Candidate]
@@ -153,6 +154,7 @@ class Search:
     minutes: float | None = None
     shape: Shape = field(default_factory=Shape)
     outcomes: list[Outcome] = field(default_factory=list)
+    learned: Sequence[Observation] = ()
 
     def tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -195,6 +197,15 @@ class Search:
         why = f"expected gain {gains[index]:.1%} over {best.candidate.name}"
         return _proposal(open_[index], mean, deviation, gains[index], gains[index] / minutes, why)
 
+    def ranked(self, count: int) -> list[Proposal]:
+        """The open candidates that the model thinks best, with its error bars: settings not run yet."""
+        open_ = self.open()
+        said = sorted(zip(open_, self.predictions(open_), strict=True), key=lambda pair: (-pair[1][0], pair[0].key))
+        return [
+            _proposal(one, mean, math.hypot(deviation, NOISE), None, None, "predicted")
+            for one, (mean, deviation) in said[:count]
+        ]
+
     def open(self) -> list[Candidate]:
         """Neither measured, nor with less memory left than one that ran out of it."""
         measured = {one.candidate.key for one in self.outcomes}
@@ -218,7 +229,7 @@ class Search:
 
     def model(self) -> StepModel:
         """Fitted to every observation; before the first, the prior at an arbitrary speed (only ratios count then)."""
-        seen = [one for outcome in self.outcomes for one in outcome.observations]
+        seen = [*self.learned, *(one for outcome in self.outcomes for one in outcome.observations)]
         positions = max((one.by_position or () for one in self.outcomes), key=len) if self.outcomes else ()
         if not seen:
             guess = Observation("prior", Setting(), 1, self.input_tokens, self.output_tokens, FIRST_STEP_MS, 100.0)

@@ -39,6 +39,8 @@ def text(answer: Tuned, console: Console) -> None:
         console.print(f"first launch would be: {said.candidate.name} ({said.why})")
         for name, value in said.candidate.args.items():
             console.print(f"  {name}: {value}", style="dim")
+    if answer.predicted:
+        console.print(_predicted(answer))
     if answer.model_error:
         error = within(answer.model_error, "output_tok_s_median_error")
         if isinstance(error, float):
@@ -53,6 +55,16 @@ def text(answer: Tuned, console: Console) -> None:
         console.print(f"next: mtpdeploy deploy --host {spec.host} --profile {spec.name}", style="bold", soft_wrap=True)
     if answer.serving:
         console.print(f"{spec.host} serves {answer.serving}.")
+
+
+def _predicted(answer: Tuned) -> Table:
+    """Settings not run, by the model that earlier runs of this host fitted."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"predicted from {len(answer.spec.learned_from)} runs")
+    table.add_column(f"{answer.spec.objective} (95 %)", justify="right")
+    for one in answer.predicted:
+        table.add_row(one.candidate.name, f"{number(one.predicted)} ({number(one.low)} to {number(one.high)})")
+    return table
 
 
 def _table(answer: Tuned) -> Table:
