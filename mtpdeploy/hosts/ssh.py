@@ -227,7 +227,7 @@ class SshTransport:
             connect_timeout=limit,
             connect_kwargs={
                 "sock": sock,
-                "key_filename": [path for path in target.identity_files if os.path.exists(path)] or None,
+                "key_filename": [path for path in target.identity_files if os.path.exists(path)],
                 "look_for_keys": False,
                 "allow_agent": not target.only_identities or bool(target.agent_socket),
                 "banner_timeout": limit,
