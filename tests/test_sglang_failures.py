@@ -415,6 +415,23 @@ def test_a_minimum_below_the_value_in_force_sizes_the_state_pools_instead() -> N
     assert "state pools" in remedy.why
 
 
+def test_state_for_requests_that_nobody_needs_is_given_back() -> None:
+    """Up to 0.5.12 the state of the default 48 requests is set aside: 27.5 GiB of a 27B."""
+    args = ARGS.replace(
+        "mem_fraction_static=0.8",
+        "mem_fraction_static=0.85, mamba_scheduler_strategy='extra_buffer', max_mamba_cache_size=24",
+    )
+    text = (
+        args
+        + DIST
+        + BEGIN
+        + END
+        + hit("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
+    )
+    remedy = diagnose(read(text)).remedy
+    assert (remedy.direction, remedy.set) == ("neither", {"max_running_requests": 4, "max_mamba_cache_size": 20})
+
+
 def test_slots_are_slots_per_request_times_the_wanted_concurrency() -> None:
     remedy = diagnose(case("state slots"), wanted_concurrency=8).remedy
     assert remedy.set == {"max_running_requests": 8, "max_mamba_cache_size": 40}

@@ -19,6 +19,7 @@ Direction = Literal["raise", "lower", "neither"]
 FRACTION = "mem_fraction_static"
 # Above this a bf16 27B has nothing left for graphs and activations on any card that was measured.
 _HIGHEST, _LOWEST = 0.95, 0.30
+_ROOM = 0.08  # more than this between the weights' share and the fraction, and it is not the fraction that is too small
 
 _MINIMUM = re.compile(r"[Rr]aise --mem-fraction-static (?:above|to at least|to) (\d?\.\d+)")
 _CURRENT = re.compile(r"mem[_-]fraction[_-]static ?= ?(\d?\.\d+)")
@@ -383,8 +384,21 @@ def _remedy(cause: str, known: _Class, summary: Summary, wanted: int | None) -> 
 
 
 def _slots_per_request(summary: Summary) -> int | None:
+    """As the message or the log prints it, else by the arguments in force where slots were asked for (so the model has state)."""
     found = _RATIO.search("\n".join(summary.evidence))
-    return int(found[1]) if found else summary.slots_per_request
+    if found:
+        return int(found[1])
+    if summary.slots_per_request is not None:
+        return summary.slots_per_request
+    args = summary.server_args or {}
+    if args.get("max_mamba_cache_size") is None:
+        return None
+    if args.get("disable_radix_cache"):
+        return 1
+    strategy = args.get("mamba_radix_cache_strategy") or args.get("mamba_scheduler_strategy")
+    if strategy == "extra_buffer":
+        return 4 if args.get("disable_overlap_schedule") else 5
+    return 4 if strategy == "extra_buffer_lazy" else 3
 
 
 def _wanted(summary: Summary, wanted: int | None) -> int:
@@ -406,6 +420,14 @@ def _kv(summary: Summary, wanted: int | None) -> Remedy | None:
     now, printed, least = _fraction(summary), _MINIMUM.search(text), _least_fraction(summary)
     minimum = float(printed[1]) if printed else None
     pools = _state_pools(summary, wanted)
+    if minimum is None and pools and least is not None and now is not None and least + _ROOM < now:
+        # Up to 0.5.12 state for all requested requests (48 under speculation) is set aside, whether they can run or not.
+        return Remedy(
+            "neither",
+            pools,
+            f"the weights need {least:.3f} of the memory and {now:g} is given: state set aside for requests takes the rest. Ask for fewer: "
+            f"{pools['max_running_requests']} at once with {pools['max_mamba_cache_size']} slots",
+        )
     if minimum is not None and now is not None and minimum <= now:
         why = f"SGLang asks for more than {minimum:g}, which {now:g} already is: state pools and not weights take the memory"
         if pools:

@@ -525,7 +525,7 @@ def _note(boot: Boot, e: ev.Note) -> None:
 
 
 def _raw(boot: Boot, e: ev.Raw) -> None:
-    if e.text.startswith("#") and "simulated" in e.text.lower() and boot.launch_id is not None:
+    if e.text.startswith("# simulated: "):
         boot.simulated = True
     if boot.args is None and (m := _COMMAND.search(e.text)):
         boot.command = m["command"].strip()
