@@ -509,6 +509,8 @@ def run(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Halt | None 
         )
     halt = halt or Halt()
     main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers} if main else {}
     try:
         asyncio.set_event_loop(loop)
         task = loop.create_task(measure(spec, emit, key=key, halt=halt))
@@ -520,15 +522,18 @@ def run(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Halt | None 
 
         if main:
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in numbers:
                     loop.add_signal_handler(number, interrupted)
         with contextlib.suppress(asyncio.CancelledError):
             loop.run_until_complete(task)
     finally:
         if main:
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in numbers:
                     loop.remove_signal_handler(number)
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()
+        for number, handler in before.items():  # a loop leaves its own defaults behind
+            if handler is not None:
+                signal.signal(number, handler)
