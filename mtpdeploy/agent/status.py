@@ -77,6 +77,9 @@ def status(
     )
     result.update(known)
     main = release.main()
+    if owner is None and main is not None and boot is not None and said_ready(release, boot):
+        owner = ports.owner(asked["port"], asked["host"])  # it may have begun to listen between the two looks
+        result["port_owner"] = owner
     result["main_pid"] = main.pid if main else None
     result["argv"] = process.arguments(main.pid) if main else None
     names = process.environment(main.pid) if main else None

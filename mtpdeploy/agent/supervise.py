@@ -70,17 +70,26 @@ def remark(release: Release, text: str) -> None:
         log.write(f"# mtpdeploy {text}\n".encode())
 
 
-def child_environment(release: Release, number: int) -> dict[str, str]:
-    """What launch.sh gets: this environment without what belongs to a login session or another unit."""
-    dropped = ("SSH_", "TMUX", "XDG_SESSION", "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MAINPID")
+def child_environment(release: Release, number: int, *, own_session: bool) -> dict[str, str]:
+    """What launch.sh gets: this environment without what belongs to a login session.
+
+    INVOCATION_ID stays under a unit of its own (it is proof of it); the small supervisor was given somebody else's.
+    """
+    dropped: tuple[str, ...] = ("SSH_", "TMUX", "XDG_SESSION", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MAINPID")
+    if own_session:
+        dropped = (*dropped, "INVOCATION_ID")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {**kept, process.LAUNCH_VARIABLE: release.launch_id, "MTPDEPLOY_BOOT": str(number)}
 
 
-def execute(release: Release, number: int) -> NoReturn:
+def execute(release: Release, number: int, *, own_session: bool) -> NoReturn:
     """Becomes launch.sh: same pid, so the recorded identity is the server's."""
     os.chdir(release.path)
-    os.execve("/bin/sh", ["/bin/sh", str(release.path / "launch.sh")], child_environment(release, number))
+    os.execve(
+        "/bin/sh",
+        ["/bin/sh", str(release.path / "launch.sh")],
+        child_environment(release, number, own_session=own_session),
+    )
 
 
 def boot(folder: str) -> int:
@@ -114,7 +123,7 @@ def boot(folder: str) -> int:
         remark(release, f"launch {release.launch_id} boot {number} utc {utc_now()} refused: port taken: {holder}")
         boot_ended(release, number, 1, None, f"port taken: {holder}")
         return 1
-    execute(release, number)
+    execute(release, number, own_session=False)
 
 
 def ended(folder: str) -> int:
@@ -235,7 +244,7 @@ class Supervisor:
             number = os.read(gate_read, 32).strip()
             os.closerange(3, 1024)
             if number:
-                execute(self.release, int(number))
+                execute(self.release, int(number), own_session=True)
         finally:
             os._exit(1)
 
