@@ -663,12 +663,26 @@ def suggestions(run: Run, now: Pools, version: Version, model: ModelConfig) -> t
     if model.hybrid and s.ssm_dtype == "float32":
         why = "states of half the size; check answers, as the state is less exact"
         found += _wider(run, now, {"mamba_ssm_dtype": "bfloat16"}, why)
+    if model.hybrid and s.radix:
+        bare = _without_radix(version)
+        found += _wider(run, now, bare, "no prefix cache: a shared prompt is computed again for each request")
+        if s.ssm_dtype == "float32":
+            found += _wider(
+                run, now, {**bare, "mamba_ssm_dtype": "bfloat16"}, "no prefix cache, and states of half the size"
+            )
     if s.kv_dtype == "auto" and (now.failure or now.bound_by == "kv_tokens" or now.tokens_per_request < 16 * 1024):
         found += _offer(run, now, {"kv_cache_dtype": "fp8_e4m3"}, "KV cache of half the size, less exact")
     if now.failure or now.max_running < 4:
         found += _fewer_drafts(run, now)
     unique = {repr(sorted(f.set.items())): f for f in found}
     return tuple(unique.values())
+
+
+def _without_radix(version: Version) -> dict[str, ArgValue]:
+    """The prefix cache off; 0.5.10 to 0.5.13 refuse extra_buffer then."""
+    middle = version.at_least("0.5.10") and version.before("0.5.14")
+    off: dict[str, ArgValue] = {"disable_radix_cache": True}
+    return {**off, "mamba_radix_cache_strategy": "no_buffer"} if middle else off
 
 
 def _charged(pools: Pools) -> float:
@@ -702,7 +716,7 @@ def _offer(run: Run, now: Pools, changed: Mapping[str, ArgValue], why: str) -> l
 
 
 def _wider(run: Run, now: Pools, base: Mapping[str, ArgValue], why: str) -> list[Suggestion]:
-    """The next step of concurrency and the widest that fits, running requests and slots raised together."""
+    """The widest concurrency that fits, running requests and slots raised together; of plain sizes the next step too."""
     shape = run(base).settings
     fits: list[tuple[int, Mapping[str, ArgValue], Pools]] = []
     for wanted in _STEPS:
@@ -715,8 +729,9 @@ def _wider(run: Run, now: Pools, base: Mapping[str, ArgValue], why: str) -> list
     if not fits:
         return []
     doubled = next((f for f in fits if f[0] >= 2 * max(1, now.max_running)), fits[-1])
-    chosen = {f[0]: f for f in (doubled, fits[-1])}
-    together = f"raising one of the two alone does not: {shape.slots_per_request} slots a request"
+    chosen = {f[0]: f for f in ((fits[-1],) if base else (doubled, fits[-1]))}
+    each = shape.slots_per_request
+    together = f"raising one of the two alone does not: {each} slot{'' if each == 1 else 's'} a request"
     text = f"{why}; {together}" if why else together
     return [
         Suggestion(dict(changed), _describe(new, now, text), _charged(new) - _charged(now))
@@ -879,16 +894,11 @@ def _frugal(now: Pools, version: Version, model: ModelConfig) -> list[dict[str, 
         replayed = {"enable_linear_replayssm_spec": True}
     half: dict[str, ArgValue] = {"mamba_ssm_dtype": "bfloat16"} if model.hybrid and s.ssm_dtype == "float32" else {}
     cache: dict[str, ArgValue] = {"kv_cache_dtype": "fp8_e4m3"} if s.kv_dtype == "auto" else {}
+    bare = _without_radix(version) if model.hybrid and s.radix else {}
     tried: list[dict[str, ArgValue]] = [{}]
-    for option in (
-        lazy,
-        replayed,
-        half,
-        cache,
-        {**half, **cache},
-        {**replayed, **cache},
-        {**replayed, **half, **cache},
-    ):
+    sets = [lazy, replayed, half, cache, bare, {**half, **cache}, {**replayed, **cache}, {**bare, **half}]
+    sets += [{**replayed, **half, **cache}, {**bare, **half, **cache}, {**bare, **replayed, **half, **cache}]
+    for option in sets:
         if option and option not in tried:
             tried.append(option)
     return tried
