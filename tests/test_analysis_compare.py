@@ -216,6 +216,13 @@ def test_interleaved_arms_of_one_run_are_named_and_compared(tmp_path: Path) -> N
     said = compare([measured(run, "a")], [measured(run, "b")])
     assert said.loads[0].runs == (2, 2)
     assert said.likeness.differences == ()
+    assert (said.a, said.b) == ("a", "b")
+    assert not any("wholly before" in note for note in said.notes)
+    for one, arm in zip(points, "aabb", strict=True):
+        one["arm"] = arm
+    run.write_json("points.json", points)
+    said = compare([measured(run, "a")], [measured(run, "b")])
+    assert any("wholly before the other (AB)" in note for note in said.notes)
 
 
 def test_two_settings_of_one_profile_are_told_apart_and_not_taken_for_repeats(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import groupby
 
 from mtpdeploy.analysis.provenance import Provenance
 from mtpdeploy.analysis.samples import Measured
@@ -168,17 +168,17 @@ def _one_session(a: Sequence[Measured], b: Sequence[Measured]) -> bool:
 def _interleaved(a: Sequence[Measured], b: Sequence[Measured]) -> list[str]:
     """Order of the runs in time: ABBA and the like separates the arms from drift, AABB does not."""
     stamps = [
-        (stamp, arm) for arm, runs in (("A", a), ("B", b)) for one in runs if (stamp := parse_utc(one.created_utc))
+        (stamp, one.figures.get("index") or 0, arm)
+        for arm, runs in (("A", a), ("B", b))
+        for run in runs
+        if (stamp := parse_utc(run.created_utc))
+        for one in run.passes
+        if isinstance(one.figures.get("index"), (int, type(None)))
     ]
-    order = "".join(arm for _, arm in sorted(stamps))
-    if _one_session(a, b):  # arms of one run: their points are numbered in the order in which they were measured
-        turns = [
-            (one.number("index") or 0.0, arm) for arm, runs in (("A", a), ("B", b)) for run in runs for one in run.passes
-        ]
-        order = "".join(arm for _, arm in sorted(turns))
+    order = "".join(arm for arm, _ in groupby(arm for _, _, arm in sorted(stamps)))
     if "A" not in order or "B" not in order:
         return []
-    changes = sum(left != right for left, right in pairwise(order))
+    changes = len(order) - 1
     return (
         []
         if changes > 1

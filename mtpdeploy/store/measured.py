@@ -77,7 +77,8 @@ def _provenance(run: Run, arm: str | None) -> Provenance:
     if isinstance(of_arm, Mapping):
         own |= {key: value for key, value in of_arm.items() if value is not None}
     if arm is not None:
-        own |= {"arm": arm, "session": own.get("session") or run.id}
+        named = of_arm.get("profile") if isinstance(of_arm, Mapping) else None
+        own |= {"arm": arm, "session": own.get("session") or run.id, "profile": named or arm}
     meta = run.meta
     for key in ("host", "profile", "workload", "simulated"):
         own[key] = own.get(key) if own.get(key) is not None else meta.get(key)
@@ -108,15 +109,19 @@ def _load(point: Mapping[str, Any]) -> Load:
 
 def _samples(run: Run) -> dict[int, list[Sample]]:
     found: dict[int, list[Sample]] = {}
-    outputs = {
-        (line.get("point"), line.get("index")): line for line in run.read_jsonl("outputs.jsonl")
-    }  # kept only on request
+    outputs = {place: line for line in run.read_jsonl("outputs.jsonl") if (place := _place(line))}  # kept on request
     for line in run.read_jsonl("records.jsonl"):
-        sample = _sample(line, outputs.get((line.get("point"), line.get("index")), {}))
-        point = line.get("point")
-        if sample is not None and isinstance(point, int):
-            found.setdefault(point, []).append(sample)
+        place = _place(line)
+        sample = _sample(line, outputs.get(place, {})) if place else None
+        if place and sample is not None:
+            found.setdefault(place[0], []).append(sample)
     return found
+
+
+def _place(line: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(point, index) of a line; None where it is damaged."""
+    point, index = line.get("point"), line.get("index")
+    return (point, index) if isinstance(point, int) and isinstance(index, int) else None
 
 
 def _sample(line: Mapping[str, Any], output: Mapping[str, Any]) -> Sample | None:
