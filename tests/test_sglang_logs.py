@@ -655,3 +655,29 @@ def test_traffic_from_elsewhere_proves_readiness_however_it_is_folded() -> None:
         fold.extend([*parser.feed(text.encode()), *parser.close()])
         assert read(text).ready is ready
         assert fold.summary() == read(text)
+
+
+HOSTILE = {
+    "brackets": "[" * 60_000,
+    "open string": "[2026-05-01 10:00:00] server_args=ServerArgs(a='" + "x" * 90_000,
+    "nesting": "[2026-05-01 10:00:00] server_args=ServerArgs(" + "a=(" * 20_000,
+    "secret words": "[2026-05-01 10:00:00] api_key=" + "a-" * 20_000,
+    "half bars": "\r 50%|###| 1/2 [" * 4_000,
+    "half percent": "50% Completed | " * 4_000,
+    "pairs": "[2026-05-01 10:00:00] Decode batch, " + "#a: 1, " * 9_000,
+    "digits": "[2026-05-01 10:00:00] Decode batch, #token: " + "9" * 50_000 + "\n" + "9" * 50_000,
+    "sizes": "[2026-05-01 10:00:00] max_total_num_tokens=" + "9" * 50_000 + ", context_len=" + "9" * 9_000,
+    "exceptions": "ValueError: x\n" * 6_000,
+    "frames": '  File "x", line 1, in f\n' * 6_000,
+    "wrapped": "[2026-05-01 10:00:00] Decode batch, #running-req: 1\n" + ("a: 1, " * 20 + "\n") * 900,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_lines_take_time_in_proportion_to_their_length(name: str) -> None:
+    """A quadratic pattern would need minutes for these."""
+    import time
+
+    began = time.process_time()
+    json.dumps(read(HOSTILE[name] + "\n").as_json(), allow_nan=False)
+    assert time.process_time() - began < 2

@@ -25,7 +25,7 @@ _MINIMUM = re.compile(r"[Rr]aise --mem-fraction-static (?:above|to at least|to) 
 _CURRENT = re.compile(r"mem[_-]fraction[_-]static ?= ?(\d?\.\d+)")
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (GiB|MiB)")
 _FREE = re.compile(r"of which ([\d.]+) (GiB|MiB) is free")
-_RATIO = re.compile(r"mamba_ratio=(\d+)")
+_RATIO = re.compile(r"mamba_ratio=(\d{1,6})\b")
 _REST = re.compile(r"total_rest_memory=(-?[\d.]+) GB")
 _ADDRESS = re.compile(r"address \('([^']*)', (\d+)\)")
 

@@ -18,23 +18,24 @@ _SECRET_NAME = re.compile(
 )
 _TOKEN_ENV = re.compile(r"^[A-Z0-9_]*(?:_TOKEN|_KEY|_SECRET|_PASSWORD)$")
 
+# What a secret's name ends with; whatever stands in front of it stays. No pattern scans a word from each of its letters.
 _NAMES = (
-    r"(?:admin[_-])?api[_-]?key|[\w-]*password|[\w-]*passphrase|[\w-]*secret(?:[_-][\w-]*)?|[\w-]*access[_-](?:key|token)(?:[_-]id)?|"
-    r"[\w-]*auth[_-]token|hf[_-]token|hugging_?face_?hub_?token|watermark[_-]key"
+    r"api[_-]?key|password|passphrase|secret(?:[_-](?:access[_-])?key)?|access[_-](?:key|token)(?:[_-]id)?|auth[_-]token|"
+    r"hf[_-]token|face[_-]?hub[_-]?token|watermark[_-]key"
 )
 # Each pattern keeps what stands before the secret in group 1. None backtracks over more than one line.
 _PATTERNS = (
     # api_key='…'  "api_key": "…"   (Python reprs, dicts, JSON), then the same escaped inside another string
-    re.compile(rf"""(\b(?:{_NAMES})["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2)[^\\\n])*\2""", re.I),
-    re.compile(rf"""(\b(?:{_NAMES})\\["']\s*[=:]\s*)\\(["'])[^"'\\\n]*\\\2""", re.I),
+    re.compile(rf"""((?:{_NAMES})["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2)[^\\\n])*\2""", re.I),
+    re.compile(rf"""((?:{_NAMES})\\["']\s*[=:]\s*)\\(["'])[^"'\\\n]*\\\2""", re.I),
     # --api-key VALUE   --api-key=VALUE
-    re.compile(rf"""(--(?:{_NAMES})(?:[ =]|["'],\s*["']))["']?[^\s"',\])}}]+["']?""", re.I),
+    re.compile(rf"""(--[\w-]{{0,40}}?(?:{_NAMES})(?:[ =]|["'],\s*["']))["']?[^\s"',\])}}]+["']?""", re.I),
     # NAME_TOKEN=VALUE in an environment or a shell line
     re.compile(
-        r"""(\b[A-Z][A-Z0-9_]*(?:_TOKEN|_API_KEY|_SECRET|_PASSWORD|_SECRET_KEY|_ACCESS_KEY)\s*=\s*)["']?[^\s"',)]+["']?"""
+        r"""(\b[A-Z][A-Z0-9_]{0,60}(?:_TOKEN|_API_KEY|_SECRET|_PASSWORD|_SECRET_KEY|_ACCESS_KEY)\s*=\s*)["']?[^\s"',)]+["']?"""
     ),
     # api_key=VALUE without quotes (not None, not a call)
-    re.compile(rf"""(\b(?:{_NAMES})\s*=\s*)(?!None\b|\*\*\*|["'\\])[^\s"',)\]}}]+""", re.I),
+    re.compile(rf"""((?:{_NAMES})\s*=\s*)(?!None\b|\*\*\*|["'\\])[^\s"',)\]}}]+""", re.I),
     re.compile(
         r"((?:Authorization|X-API-Key)[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token)\s+)?)(?!Bearer|Basic|Token)[^\s\"',}]+",
         re.I,

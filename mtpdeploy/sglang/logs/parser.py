@@ -343,7 +343,8 @@ class _OpenTrace:
             self.messages.append(text.rstrip())
             return True
         if _EXCEPTION.match(text):
-            self.messages.append(text.rstrip())
+            if len(self.messages) < _MAX_MESSAGES:
+                self.messages.append(text.rstrip())
             return True
         if is_bar(text) or len(self.messages) >= _MAX_MESSAGES or raw_line(text) is not None or known_start(text):
             return False

@@ -60,13 +60,13 @@ _QUANT = re.compile(r"\bquant=([\w.-]+)(?=[, ])")
 _ELAPSED = re.compile(r"\b(?:elapsed=|Time elapsed: ?)(-?\d+(?:\.\d+)?)(?= ?s\b)")
 _AVAIL = re.compile(r"\bavail mem=(-?\d+(?:\.\d+)?) ?GB")
 _USAGE = re.compile(r"\bmem usage=(-?\d+(?:\.\d+)?) ?GB")
-_KV_TOKENS = re.compile(r"#tokens: ?(-?\d+)(?=\D)")
+_KV_TOKENS = re.compile(r"#tokens: ?(-?\d{1,15})(?=\D)")
 _KV_DTYPE = re.compile(r"dtype: ?([\w.]+)(?=,)")
 _KV_K = re.compile(r"\bK size: ?(-?\d+\.?\d*) ?GB")
 _KV_V = re.compile(r"\bV size: ?(-?\d+\.?\d*) ?GB")
 _KV_SIZE = re.compile(r"\bKV size: ?(-?\d+\.?\d*) ?GB")
 _MAMBA = {
-    "slots": re.compile(r"max_mamba_cache_size: ?(-?\d+)(?=\D)"),
+    "slots": re.compile(r"max_mamba_cache_size: ?(-?\d{1,15})(?=\D)"),
     "conv": re.compile(r"conv_state size: ?(-?\d+\.?\d*) ?GB"),
     "ssm": re.compile(r"(?<!_)ssm_state size: ?(-?\d+\.?\d*) ?GB"),
     "intermediate": re.compile(r"intermediate_ssm_state_cache size: ?(-?\d+\.?\d*) ?GB"),
@@ -76,30 +76,32 @@ _GRAPH = re.compile(
     r"Capture (?P<graph>[\w -]*?) ?\b(?:cuda|npu|cpu|xpu|hpu|hip|musa|mlu)? ?graph (?P<end>begin|end)\b", re.IGNORECASE
 )
 _GRAPH_BS = re.compile(r"\bbs[ =]\[([\d, ]*)\]")
-_WHOLE = re.compile(r"\d+")
+_WHOLE = re.compile(r"\b\d{1,9}\b")
 _SIZES = re.compile(
     r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len|available_gpu_mem)=(-?\d+(?:\.\d+)?)(?=[,\s]|$)"
 )
 _CAPPED = re.compile(
-    r"max_running_requests is capped to (\d+) by the mamba state cache \(max_mamba_cache_size=(-?\d+), (\d+) state slots per request\)"
+    r"max_running_requests is capped to (\d{1,15}) by the mamba state cache \(max_mamba_cache_size=(-?\d{1,15}), (\d{1,15}) state slots per request\)"
 )
-_REDUCED = re.compile(r"max_running_requests was reduced from the requested (\d+) to (\d+)\b")
-_SWA_USE = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)(?=\D|$)")
-_SWA_POOL = re.compile(r"SWAKVPool mem usage: ?(-?\d+\.?\d*) ?GB, swa size: ?(\d+), full size: ?(\d+)(?=\D|$)")
+_REDUCED = re.compile(r"max_running_requests was reduced from the requested (\d{1,15}) to (\d{1,15})\b")
+_SWA_USE = re.compile(r"full_layer_tokens=(\d{1,15}), swa_layer_tokens=(\d{1,15})(?=\D|$)")
+_SWA_POOL = re.compile(
+    r"SWAKVPool mem usage: ?(-?\d+\.?\d*) ?GB, swa size: ?(\d{1,15}), full size: ?(\d{1,15})(?=\D|$)"
+)
 _ACCESS = re.compile(r"""INFO:\s+(\S+?) - "([A-Z]+) (\S*)(?: HTTP/[\d.]+)?" (\d{3})\b""")
-_SUBPROCESS = re.compile(r"Subprocess \S+ \(pid=\d+\) (?:crashed|exited) with exit code (-?\d+)")
-_DIED = re.compile(r"died during initialization \(exit code: ?(-?\d+|None)\)")
+_SUBPROCESS = re.compile(r"Subprocess \S+ \(pid=\d+\) (?:crashed|exited) with exit code (-?\d{1,15})")
+_DIED = re.compile(r"died during initialization \(exit code: ?(-?\d{1,15}|None)\)")
 _EXIT = re.compile(
     r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? ?code\s*:?|Exited \(|exit status|return(?:ed)? ?code\s*:?|\brc=|rc:)\s*(-?\d{1,3})\b",
     re.IGNORECASE,
 )
-_UNIT_END = re.compile(r"Main process exited, code=(killed|dumped|exited), status=(\d+)")  # systemd
-_HEADER = re.compile(r"# mtpdeploy launch (\S+) boot (\d+)\b")
+_UNIT_END = re.compile(r"Main process exited, code=(killed|dumped|exited), status=(\d{1,15})")  # systemd
+_HEADER = re.compile(r"# mtpdeploy launch (\S+) boot (\d{1,15})\b")
 
 
 def number(text: str | None) -> float | int | None:
     """The number that `text` is, whole; None for anything else, also for nan and inf."""
-    if text is None or not _NUMBER.fullmatch(text):
+    if text is None or len(text) > 24 or not _NUMBER.fullmatch(text):
         return None
     if text.lstrip("-").isdigit():
         return int(text)

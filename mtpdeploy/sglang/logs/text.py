@@ -42,7 +42,7 @@ _CUT_RECORD = re.compile(r"[\d:. -]{0,22}(?P<rank>(?: ?[A-Z][A-Z_]{0,9}\d{1,5}){
 _NOT_JUNK = re.compile(r"""["'`={}\\]|\btext\b|\bprompt\b|\bcontent\b""")
 # Ray's own words behind a record that it shows once for many workers.
 _REPEATED = re.compile(r" *\[repeated \d+x across cluster\](?: \(Ray deduplicates logs.*\))? *$")
-_BAR = re.compile(r"\d+%\|.{0,300}?\|? ?(\d+)/(\d+) \[|\b(\d+)% Completed \| (\d+)/(\d+) \[")
+_BAR = re.compile(r"\d+%\|.{0,300}?\|? ?\b(\d{1,9})/(\d{1,9}) \[|\b(\d{1,3})% Completed \| (\d{1,9})/(\d{1,9}) \[")
 
 
 @dataclass(frozen=True, slots=True)
