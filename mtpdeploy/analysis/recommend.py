@@ -181,7 +181,8 @@ def acceptance_mismatch(length: float, rate: float, draft_tokens: int) -> str | 
     if draft_tokens < 2:
         return None
     old, new = length / draft_tokens, (length - 1) / (draft_tokens - 1)
-    if min(abs(rate - old), abs(rate - new)) <= 0.015:
+    # The last step of an answer is cut at its end, which moves a rate counted over requests by up to some 2 %.
+    if min(abs(rate - old), abs(rate - new)) <= 0.03:
         return None
     return (
         f"accept rate {rate:.2f} and accept length {length:.2f} fit neither of SGLang's definitions "
@@ -298,9 +299,11 @@ def _limits(
     if isinstance(slots, int) and isinstance(each, int) and each and isinstance(running, int):
         bound = slots // each
         if bound == running:
-            found.append(
-                f"{running} requests at a time: {slots} state slots // {each} a request. A flag sets that, not the memory"
+            by = own[-1].provenance.args.get("max_mamba_cache_size")
+            set_by = (
+                "A flag sets that, not the memory" if by is not None else "SGLang sized them from the memory it had"
             )
+            found.append(f"{running} requests at a time: {slots} state slots // {each} a request. {set_by}")
         else:
             found.append(f"{running} requests at a time, bound by {budget.get('bound_by', 'another limit')}")
     offered = budget.get("suggestions")
@@ -328,11 +331,14 @@ def _experiments(
             )
         )
     labels = list(dict.fromkeys(one.spot.profile.partition(" [")[0] for one in judged))
-    if len(labels) > 1 and (traded.not_like_for_like or any(c.verdict == "can't tell" for c in traded.comparisons)):
+    unsure = any(
+        at.verdict == "can't tell" and at.load == subject.spot.load for one in traded.comparisons for at in one.loads
+    )
+    if len(labels) > 1 and (traded.not_like_for_like or unsure):
         other = next(label for label in labels if label != profile)
         found.append(
             Experiment(
-                f"mtpdeploy bench{at} --arms {other},{profile} --order ABBA",
+                f"mtpdeploy bench{at} --arms {other},{profile} --repeat 4",
                 "the profiles were not measured alike, or the difference is not beyond the noise: measure them in turns",
             )
         )

@@ -26,6 +26,8 @@ def text(answer: Recommendation, console: Console) -> None:
     if answer.args:
         console.print("Settings:")
         for name, value in answer.args.items():
+            if name in ("host", "port"):
+                continue
             console.print(f"  {printable(name)}: {printable(value)}", style="dim")
     _list("Gives up:", answer.gives_up, console)
     _list("Would change the answer:", answer.would_change, console)
