@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mtpdeploy.actions.logfile import LogsRead, logfile
+from mtpdeploy.progress import Silent
 from mtpdeploy.sglang.failures import CLASSES, Attempt, diagnose, runbook_of
 from mtpdeploy.sglang.logs import Summary, summarise
 
@@ -465,6 +467,18 @@ def test_opposite_failures_at_neighbouring_fractions_leave_no_value() -> None:
     assert "no value fits" not in diagnose(case("capture"), attempts=[other_model]).remedy.why
     higher = Attempt({"mem_fraction_static": 0.82}, "kv_pool_too_small")
     assert "no value fits" not in diagnose(case("capture"), attempts=[higher]).remedy.why
+
+
+def test_two_logs_read_together_are_attempts_at_the_same_server(tmp_path: Path) -> None:
+    too_small = next(c[3] for c in CASES if c[0] == "fraction too small").replace(
+        "fraction_static=0.8", "fraction_static=0.78"
+    )
+    too_large = next(c[3] for c in CASES if c[0] == "capture")
+    for name, text in (("low.log", too_small), ("high.log", too_large)):
+        (tmp_path / name).write_text(text)
+    answer = logfile(talk=Silent(), file=(str(tmp_path / "low.log"), str(tmp_path / "high.log")), out=print)
+    assert isinstance(answer, LogsRead)
+    assert all(log.diagnosis and "no value fits" in log.diagnosis.remedy.why for log in answer.logs)
 
 
 # -- facts from outside the log -------------------------------------------------------------------------------------------

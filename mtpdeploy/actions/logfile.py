@@ -15,7 +15,7 @@ from typing import IO
 
 from mtpdeploy.errors import NotFound, UsageError
 from mtpdeploy.progress import Talk
-from mtpdeploy.sglang.failures import Diagnosis, diagnose
+from mtpdeploy.sglang.failures import Attempt, Diagnosis, diagnose
 from mtpdeploy.sglang.logs import Fold, Parser, Summary
 from mtpdeploy.sglang.logs import events as ev
 
@@ -100,7 +100,8 @@ def logfile(
         if len(file) != 1:
             raise UsageError("a plot shows one log: give one --file")
         return Series(file[0], tuple(_rows(file[0], talk)))
-    read = tuple(_read(name, talk) for name in file)
+    summaries = [(name, read_summary(name, talk)) for name in file]
+    read = tuple(_diagnosed(name, summary, [s for n, s in summaries if n != name]) for name, summary in summaries)
     return read[0] if len(read) == 1 else LogsRead(read)
 
 
@@ -113,10 +114,12 @@ def read_summary(name: str, talk: Talk) -> Summary:
     return fold.summary()
 
 
-def _read(name: str, talk: Talk) -> LogRead:
-    summary = read_summary(name, talk)
-    failed = summary.cause is not None or summary.phase in ("crashed", "hung")
-    return LogRead(name, summary, diagnose(summary) if failed else None)
+def _diagnosed(name: str, summary: Summary, others: Sequence[Summary]) -> LogRead:
+    """Logs that are read together are attempts at the same server: two that fail in opposite ways leave no value between them."""
+    if summary.cause is None and summary.phase not in ("crashed", "hung"):
+        return LogRead(name, summary, None)
+    attempts = [Attempt(other.server_args or {}, other.cause) for other in others if other.is_sglang]
+    return LogRead(name, summary, diagnose(summary, attempts=attempts))
 
 
 def _rows(name: str, talk: Talk) -> Iterator[dict[str, object]]:
