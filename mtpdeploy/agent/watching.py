@@ -169,7 +169,7 @@ class Watch:
         kind = (state.get("supervisor") or {}).get("kind")
         unit = supervisor.unit_state(self.release, kind)
         if unit.get("ActiveState") in ("failed", "inactive") or (not unit and self.release.supervisor() is None):
-            return self._result("ended", crash_loop=unit.get("Result") == "start-limit-hit")
+            return self._result("ended", crash_loop=int(unit.get("NRestarts") or 0) > 0)
         return None
 
     def _grace(self, boot: dict[str, Any], seconds: float = 3.0) -> bool:
