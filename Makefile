@@ -9,7 +9,7 @@ PYTEST_JOBS ?= 2
 HOST_PACKAGES := openssh-server openssh-client systemd systemd-container libpam-systemd dbus dbus-user-session tmux \
 	iproute2 nftables sudo procps util-linux python3-minimal
 
-.PHONY: install demo test check docs golden host-packages clean
+.PHONY: install demo test test-quick check docs golden host-packages clean
 
 install: $(STAMP)
 
@@ -21,8 +21,9 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-dev.lock
 demo: $(STAMP)
 	@$(BIN)/mtpdeploy demo
 
+# A file's tests stay in one worker: those on real hosts share the machines.
 test: $(STAMP) host-packages
-	$(BIN)/pytest -n $(PYTEST_JOBS) --dist loadgroup -q
+	$(BIN)/pytest -n $(PYTEST_JOBS) --dist loadfile -q
 
 # Without real hosts and without what takes longer than two seconds.
 test-quick: $(STAMP)

@@ -23,14 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="accept what the golden tests produce now")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real hosts share the machines, so one worker runs all of them."""
-    for item in items:
-        if item.get_closest_marker("hosts"):
-            item.add_marker(pytest.mark.xdist_group("hosts"))
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """An empty home folder."""

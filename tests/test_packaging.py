@@ -59,7 +59,6 @@ def test_a_checkout_finds_its_own_folders() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_wheel_holds_every_template_inventory_and_table(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -75,7 +74,6 @@ def test_the_wheel_holds_every_template_inventory_and_table(built: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_the_sdist_holds_what_a_build_and_a_reader_need(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -93,7 +91,6 @@ def test_the_sdist_holds_what_a_build_and_a_reader_need(built: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("packaging")
 def test_an_installed_wheel_works_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
