@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from mtpdeploy.inventory import profile_names
 from mtpdeploy.inventory.values import Host
 from mtpdeploy.plan import Compared, Plan, beside, known_of, make_plan
 from mtpdeploy.progress import Talk
+from mtpdeploy.sglang.failures import Attempt
 from mtpdeploy.sglang.logs import Summary
 from mtpdeploy.store import Run, Store
 
@@ -274,7 +277,9 @@ class _Deploy:
             run.finish({"outcome": "started", "launch_id": launch_id})
             return self._answer("started", first, first.get("status") or {}, None, run.id)
         try:
-            done = follow(target, launch_id, first.get("log"), self.talk, target.deployment.ready_timeout_s)
+            done = follow(
+                target, launch_id, first.get("log"), self.talk, target.deployment.ready_timeout_s, self._failed_before()
+            )
         except (LaunchFailed, NotReady, NotOurs) as failure:
             self._bury(run, launch_id, failure)
             if rollback:
@@ -290,6 +295,15 @@ class _Deploy:
         keep_calibration(self.home, target.host, plan, summary, launch_id)
         self.talk.done(target.name, f"launch {launch_id} is ready after {time.monotonic() - self.began:.1f} s")
         return self._answer("ready", {**first, "watch": done.watch}, done.watch["status"], done, run.id)
+
+    def _failed_before(self) -> list[Attempt]:
+        """Earlier failed launches on this host: two that fail in opposite ways leave no value between them."""
+        found = []
+        for row in Store(self.home).runs(kind="deploy", host=self.target.name, status="failed", limit=8):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                details = json.loads((row.folder / "failure.json").read_text())["details"]
+                found.append(Attempt(details["summary"]["server_args"] or {}, details["diagnosis"]["cause"]))
+        return found
 
     def _bury(self, run: Run, launch_id: str, failure: MtpError) -> None:
         """Keeps what is left of the failed launch here."""

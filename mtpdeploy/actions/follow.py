@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from mtpdeploy.agent.protocol import CorpseRequest, WatchRequest
 from mtpdeploy.errors import LaunchFailed, MtpError, NotOurs, NotReady
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.progress import Talk
-from mtpdeploy.sglang.failures import diagnose
+from mtpdeploy.sglang.failures import Attempt, diagnose
 from mtpdeploy.sglang.logs import Fold, Parser, Summary
 
 
@@ -58,8 +58,15 @@ class _Listener:
         return self.fold.summary()
 
 
-def follow(target: Target, launch_id: str, place: Mapping[str, Any] | None, talk: Talk, silence_s: float) -> Followed:
-    """Until the launch is proven ready. Survives cuts of the line.
+def follow(
+    target: Target,
+    launch_id: str,
+    place: Mapping[str, Any] | None,
+    talk: Talk,
+    silence_s: float,
+    attempts: Sequence[Attempt] = (),
+) -> Followed:
+    """Until the launch is proven ready. Survives cuts of the line. attempts: earlier failures, which a diagnosis may need.
 
     Raises LaunchFailed (with cause, evidence, remedy), NotReady (silent for `silence_s`), NotOurs (something else answered).
     """
@@ -75,10 +82,12 @@ def follow(target: Target, launch_id: str, place: Mapping[str, Any] | None, talk
     summary = listener.summary()
     if result["outcome"] == "ready":
         return Followed(result, summary)
-    raise _failure(target, launch_id, result, summary)
+    raise _failure(target, launch_id, result, summary, attempts)
 
 
-def _failure(target: Target, launch_id: str, result: Mapping[str, Any], summary: Summary) -> MtpError:
+def _failure(
+    target: Target, launch_id: str, result: Mapping[str, Any], summary: Summary, attempts: Sequence[Attempt]
+) -> MtpError:
     status = result.get("status") or {}
     details: dict[str, object] = {
         "launch_id": launch_id,
@@ -114,7 +123,12 @@ def _failure(target: Target, launch_id: str, result: Mapping[str, Any], summary:
     ended = result.get("exit") or {}
     code = -ended["signal"] if ended.get("signal") else ended.get("status")
     d = diagnose(
-        summary, exit_status=code, oom_killed=result.get("oom_killed"), host=target.name, profile=target.profile
+        summary,
+        exit_status=code,
+        oom_killed=result.get("oom_killed"),
+        host=target.name,
+        profile=target.profile,
+        attempts=attempts,
     )
     taken = str(ended.get("result") or "")
     head = taken if taken.startswith("port taken") else d.meaning

@@ -46,6 +46,8 @@ _STRIKES: dict[str, Phase] = {
     "not_installed": "before_args",
 }
 _OWN_FRAME = re.compile(r"(?:^|/)sglang/(?:srt|cli|lang|launch_server\.py|utils\.py|jit_kernel)|sgl_kernel")
+# SGLang prints the same advice behind every error of a graph capture.
+_ADVICE = re.compile(r"Possible solutions:|\d\. (?:set|disable) |Open an issue on GitHub")
 _NATIVE = {-4, -6, -7, -8, -11, 132, 134, 135, 136, 139}
 
 
@@ -438,7 +440,7 @@ def _struck(boot: Boot, best: _Found | None) -> Phase | None:
 def _evidence(trace: ev.Traceback) -> tuple[str, ...]:
     """The headline, the root exception's first line, and the last lines of the message: a compiler's reason stands there."""
     lines = [trace.text] if trace.owner is not None and trace.text else []
-    messages = [m.strip() for m in trace.messages if m.strip()]
+    messages = [m.strip() for m in trace.messages if m.strip() and not _ADVICE.match(m.strip())]
     chosen = messages if len(messages) <= 4 else [messages[0], *messages[-3:]]
     for line in chosen:
         if line not in lines:
