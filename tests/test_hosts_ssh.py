@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,6 +127,17 @@ def test_a_refused_login_names_the_user_and_the_keys_that_were_tried(host: Host,
         pytest.raises(HostUnreachable, match=f"root.*{wrong}"),
     ):
         transport.exec("true")
+
+
+def test_a_key_with_a_passphrase_is_told_as_such_and_never_prompted_for(host: Host, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret words", "-f", tmp_path / "locked"], check=True)
+    locked = replace(host, ssh=replace(host.ssh, identity_file=str(tmp_path / "locked")))
+    with (
+        SshTransport(locked) as transport,
+        pytest.raises(HostUnreachable, match="a key file has a passphrase") as caught,
+    ):
+        transport.exec("true")
+    assert caught.value.next_commands == (f"ssh-add {tmp_path / 'locked'}",)
 
 
 def test_a_port_where_nothing_listens_is_said_to_refuse(host: Host) -> None:

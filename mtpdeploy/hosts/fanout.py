@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from mtpdeploy.errors import MtpError
 from mtpdeploy.inventory.values import Host
 
-LIMIT = 16  # connections at a time
+LIMIT = 128  # hosts at a time; one costs two threads and about a megabyte
 
 
 class Answer(Protocol):
@@ -52,5 +53,17 @@ def on_hosts(hosts: Sequence[Host], work: Callable[[Host], T]) -> T | Outcomes[T
         except MtpError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=min(LIMIT, len(hosts))) as pool:
-        return Outcomes(dict(zip((host.name for host in hosts), pool.map(attempt, hosts), strict=True)))
+    # Daemon threads and no executor: an executor waits for its threads, so that Ctrl-C would be heard when the last host ends.
+    places = threading.Semaphore(LIMIT)
+    said: dict[str, Future[T | MtpError]] = {host.name: Future() for host in hosts}
+
+    def run(host: Host) -> None:
+        with places:
+            try:
+                said[host.name].set_result(attempt(host))
+            except BaseException as error:  # raised again where it is waited for
+                said[host.name].set_exception(error)
+
+    for host in hosts:
+        threading.Thread(target=run, args=(host,), name=host.name, daemon=True).start()
+    return Outcomes({name: answer.result() for name, answer in said.items()})

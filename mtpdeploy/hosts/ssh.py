@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import socket
 import subprocess
 import threading
@@ -200,6 +201,13 @@ class SshTransport:
             return retrying(self._open, target, known)
         except MtpError:
             raise
+        except paramiko.PasswordRequiredException as error:
+            locked = [path for path in target.identity_files if os.path.exists(path)]
+            raise HostUnreachable(
+                f"{self.host.name}: no login as {target.user or 'the default user'}: a key file has a passphrase, and nothing "
+                "is asked here. Its agent can hold it.",
+                next_commands=[f"ssh-add {shlex.quote(path)}" for path in locked],
+            ) from error
         except paramiko.AuthenticationException as error:
             tried = [path for path in target.identity_files if os.path.exists(path)]
             raise HostUnreachable(
@@ -242,7 +250,7 @@ class SshTransport:
                 connection.open()
         except BaseException:
             connection.client.close()  # ends Paramiko's thread before its descriptor can be used again
-            sock.close()
+            sock.close()  # a proxy sees the end of its stdin and goes
             raise
         return connection
 
