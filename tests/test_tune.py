@@ -60,7 +60,6 @@ def test_a_dry_run_plans_the_search_and_writes_nothing(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.hosts
 def test_a_search_that_was_killed_goes_on_confirms_and_writes_its_profile(home: Path) -> None:
     words = [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", "--host", "local", "--profile", "mtp"]
     for name, value in SHORT.items():
