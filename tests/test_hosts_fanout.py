@@ -35,7 +35,7 @@ def test_answers_keep_the_inventory_s_order_though_the_first_host_is_the_slowest
 
     answer = on_hosts(HOSTS, work)
     assert isinstance(answer, Outcomes)
-    assert [host for host in answer.by_host] == ["gpu1", "gpu2", "gpu3", "gpu4"]
+    assert list(answer.by_host) == ["gpu1", "gpu2", "gpu3", "gpu4"]
     assert answer.as_json() == {"hosts": {host.name: {"word": host.name} for host in HOSTS}}
 
 
