@@ -3,8 +3,9 @@
     python bench/deploy.py [--runs 5] [--delay-ms 50] [--json FILE]
 
 The host is a real OpenSSH on loopback behind a relay that delays every byte by half the round trip each way. Whole processes are
-timed: Python's start, imports, connection, job. Round trips are the slope of the time between no delay and --delay-ms, so that what the
-host itself takes cancels out, and each time is the least of interleaved runs, since noise only adds. The relay answers TCP's own handshake at once, so a real network adds one to each.
+timed: Python's start, imports, connection, job. Each time is the least of interleaved runs, since noise only adds. Round trips are the
+slope of the time between no delay and --delay-ms, so that what the host itself takes cancels out. The relay answers TCP's own
+handshake at once, so a real network adds one to each.
 
     mtpdeploy        `mtpdeploy deploy` of the shipped `mtp` profile on a simulated SGLang; unchanged: the server is proven ours, fresh, ready
     fabric           Fabric as a plain script uses it: mkdir, then sha256sum, put and mv for each of three files, then start
