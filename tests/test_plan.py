@@ -12,6 +12,7 @@ from mtpdeploy.actions.plan import Plans, keep_calibration, plan, with_calibrati
 from mtpdeploy.errors import ConfigError, PlanRefused, UsageError
 from mtpdeploy.inventory.values import Host
 from mtpdeploy.plan import beside, known_of, make_plan
+from mtpdeploy.plan.calibration import from_stored
 from mtpdeploy.progress import Silent
 from mtpdeploy.secret import MASK, Secret
 from mtpdeploy.sglang.model import shipped
@@ -247,6 +248,30 @@ def test_the_hosts_facts_decide_version_and_memory_of_the_gpus_in_use(home):
     assert make_plan(d, known, home=home).needs()["gpu_free_gb"].keys() == {"0"}
 
 
+def one_gpu(free_gb, *processes, **more):
+    return {"gpus": [{"index": 0, "memory_gb": 139.8, "free_gb": free_gb, "processes": list(processes)}], **more}
+
+
+def test_only_what_this_services_own_launch_holds_comes_free(home):
+    ours = {"pid": 1, "used_gb": 80.0, "launch_id": LID}
+    theirs = {"pid": 2, "used_gb": 20.0, "launch_id": "20260101T000000Z-abcdef"}
+    d = deployment(home)
+    known = known_of(d, one_gpu(38.0, ours, theirs, living_launches={d.service: [LID], "other": [theirs["launch_id"]]}))
+    assert known.available_gb == pytest.approx(38 + 80 - 2.18)
+    assert any("80.00 GB that the running launch holds come free" in text for text in known.assumptions)
+    assert any("another service" in text for text in known.assumptions)
+
+
+@pytest.mark.parametrize("processes", [[], [{"pid": 1, "used_gb": None, "launch_id": LID}]])
+def test_where_nvidia_smi_does_not_tell_what_our_launch_holds_the_plan_says_that_it_is_not_known(home, processes):
+    d = deployment(home)
+    known = known_of(d, one_gpu(8.0, *processes, living_launches={d.service: [LID]}))
+    assert known.available_gb == pytest.approx(8 - 2.18)
+    assert any("is not known" in text and "running launch" in text for text in known.assumptions)
+    idle = known_of(d, one_gpu(139.0, living_launches={}))
+    assert not any("running launch" in text for text in idle.assumptions)
+
+
 def test_the_hosts_own_config_and_weight_bytes_are_used(home):
     config = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -383,6 +408,31 @@ def test_what_a_launch_measured_makes_the_next_plan_exact_and_is_named(home):
     assert second.budget.pools.avail_end_gb == pytest.approx(13.0, abs=0.05)
     assert any(LID in text for text in second.budget.assumptions)
     assert not any(LID in text for text in run_a(home, with_calibrations(home, Host("gpu2"), {})).budget.assumptions)
+
+
+def test_memory_that_others_held_while_a_launch_calibrated_is_not_subtracted_twice(home):
+    # An H200 on which another process holds 44.8 GiB: free before the load 92.82, at the first launch and at the next.
+    d = deployment(home, sets=("args.mem_fraction_static=0.85",))
+    holder = {"pid": 9, "used_gb": 44.793, "launch_id": None}
+    facts = {"python": {"sglang_version": "0.5.17"}, **one_gpu(95.0, holder)}
+    first = make_plan(d, known_of(d, facts), home=home)
+    host = Host("gpu1", address="10.0.0.1")
+    assert keep_calibration(home, host, first, SUMMARY, LID)
+    running = {
+        **facts,
+        **one_gpu(8.0, holder, {"pid": 7, "used_gb": 87.0, "launch_id": LID}),
+        "living_launches": {d.service: [LID]},
+    }
+    for now in (facts, running):
+        assert known_of(d, with_calibrations(home, host, now)).available_gb == pytest.approx(92.82, abs=0.01)
+    alone = known_of(d, with_calibrations(home, host, {**facts, **one_gpu(139.0)}))
+    assert alone.available_gb == pytest.approx(92.82 + 43.8, abs=0.01)
+
+
+def test_a_calibration_that_holds_a_strangers_memory_is_not_used(home):
+    stored = {"process_gb": 46.98, "weights_offset_gb": 0.0, "end_offset_gb": 0.0, "source": "launch x"}
+    assert from_stored(stored) is None
+    assert from_stored({**stored, "process_gb": 2.8}) is not None
 
 
 @pytest.mark.parametrize(

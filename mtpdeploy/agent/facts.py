@@ -20,6 +20,7 @@ from mtpdeploy.agent import gpus, ports, process, supervisor
 from mtpdeploy.agent.clock import utc_now
 from mtpdeploy.agent.command import Root, run
 from mtpdeploy.agent.protocol import Facts, ProbeSpec
+from mtpdeploy.agent.release import living_launches
 
 # Runs inside the deployment's python. `simulated`: the shim's package carries a marker file.
 _ASK_PYTHON = r"""
@@ -86,6 +87,7 @@ def read(workdir: Path, spec: ProbeSpec, root: Root) -> Facts:
         facts["gpus"], facts["gpus_error"] = gpus.read(env), None
     except gpus.NoGpus as error:
         facts["gpus"], facts["gpus_error"] = None, str(error)
+    facts["living_launches"] = living_launches(workdir)
     if python := spec.get("python"):
         facts["python"] = ask_python(python, env)
         facts["help_flags"] = _help_flags(python, env) if spec.get("help_flags") else None

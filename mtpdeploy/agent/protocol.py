@@ -322,6 +322,7 @@ class Facts(TypedDict, total=False):
     tmux: str | None  # its version
     gpus: list[GpuFacts] | None  # None: nvidia-smi is missing or failed (why in gpus_error)
     gpus_error: str | None
+    living_launches: dict[str, list[str]]  # service of this work folder → its launches whose main process lives
     python: dict[str, Any] | None  # {executable, version, sglang_version, sglang_location, simulated, error, aiohttp}
     help_flags: list[str] | None
     model: dict[str, Any] | None  # {path, readable, config, weights_bytes, weight_files, error}

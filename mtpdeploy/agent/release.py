@@ -136,6 +136,21 @@ class Service:
         return [release for release in self.history() if release.main() is not None]
 
 
+def living_launches(workdir: Path) -> dict[str, list[str]]:
+    """Service → launches whose recorded main process lives, of all services in this work folder; only those with one."""
+    try:
+        names = sorted(os.listdir(workdir))
+    except OSError:
+        return {}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if SERVICE_NAME.match(name) and name not in _NOT_A_SERVICE:
+            with contextlib.suppress(Fault, OSError):  # a neighbour's damaged record is the neighbour's matter
+                if living := Service(workdir, name).living():
+                    found[name] = [release.launch_id for release in living]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """One launch's folder."""

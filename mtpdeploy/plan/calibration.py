@@ -97,10 +97,12 @@ def calibrate(plan: Plan, summary: Mapping[str, Any], *, launch_id: str) -> Cali
     end = _number(summary.get("available_gpu_mem_gb"))
     # Memory that is not loaded any more is there at the end, and the other way round.
     end_offset = 0.0 if end is None else end - again.avail_end_gb
-    if max(abs(offset), abs(end_offset)) > _LIMIT_GB:
+    # What others held during that launch is none of the server's: the next plan subtracts what they hold then.
+    process = known.gpu_memory_gb - known.taken_gb - before
+    if max(abs(offset), abs(end_offset), abs(process)) > _LIMIT_GB:
         return None
     return Calibration(
-        process_gb=round(known.gpu_memory_gb - before, 3),
+        process_gb=round(process, 3),
         weights_offset_gb=round(offset, 4),
         end_offset_gb=round(end_offset, 3),
         source=f"launch {launch_id} with SGLang {known.version}",
@@ -112,7 +114,7 @@ def as_stored(calibration: Calibration) -> dict[str, object]:
 
 
 def from_stored(data: object) -> Calibration | None:
-    """Reads `as_stored` back; None for anything else."""
+    """Reads `as_stored` back; None for anything else, and for figures that would not be kept."""
     if not isinstance(data, Mapping):
         return None
     numbers = [_number(data.get(n)) for n in ("process_gb", "weights_offset_gb", "end_offset_gb")]
@@ -120,4 +122,6 @@ def from_stored(data: object) -> Calibration | None:
     if any(n is None for n in numbers) or not isinstance(source, str):
         return None
     process, weights, end = (float(n) for n in numbers if n is not None)
+    if max(abs(process), abs(weights), abs(end)) > _LIMIT_GB:
+        return None
     return Calibration(process, weights, end, source)

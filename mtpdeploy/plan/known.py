@@ -22,7 +22,8 @@ _IDLE_GB = 1.0  # an idle card reports up to this much as used: the driver's own
 class Known:
     """The ground of a plan. Sizes in GiB of the smallest GPU that the service uses; None = not known.
 
-    available_gb: free just before the weights load. version_is_fact: read from the host or pinned, not assumed.
+    available_gb: free just before the weights load. taken_gb: what others than this service hold now; 0.0 where unknown.
+    version_is_fact: read from the host or pinned, not assumed.
     model_is_fact: the host's own config.json, or a file that was named; a shape judged by its name is not.
     """
 
@@ -31,6 +32,7 @@ class Known:
     version_is_fact: bool
     gpu_memory_gb: float | None = None
     available_gb: float | None = None
+    taken_gb: float = 0.0
     model: ModelConfig | None = None
     model_is_fact: bool = False
     help_flags: HelpFlags | None = None
@@ -85,13 +87,14 @@ def known_of(
         total = gpu_memory_gb
         if available_gb is None:
             free = None
+    taken = max(0.0, total - free - _IDLE_GB) if total is not None and free is not None else 0.0
     python = facts.get("python")
     simulated = deployment.host.simulate is not None or bool(isinstance(python, Mapping) and python.get("simulated"))
     if simulated:
         assumptions.append("the host plays a simulated SGLang: its GPU and its memory are simulated too")
     if available_gb is None and free is not None and shape is not None and total is not None:
-        # What was measured on this card, less what is taken now.
-        measured = total - calibration.process_gb - max(0.0, total - free - _IDLE_GB) if calibration else None
+        # What the server itself took on this card, less what is taken now.
+        measured = total - calibration.process_gb - taken if calibration else None
         available_gb = free_before_load(total, shape, free) if measured is None else measured
         assumptions.append(
             f"{available_gb:.2f} GB are taken as free before the load: {free:.2f} GB free now, less the server's own context"
@@ -105,6 +108,7 @@ def known_of(
         version_is_fact=certain,
         gpu_memory_gb=total,
         available_gb=available_gb,
+        taken_gb=taken,
         model=shape,
         model_is_fact=certain_shape,
         help_flags=help_flags,
@@ -184,8 +188,13 @@ def gpu_indices(deployment: Deployment) -> tuple[int, ...]:
 def _gpu_memory(
     deployment: Deployment, facts: Mapping[str, Any], indices: Sequence[int]
 ) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """(total, free) of the smallest GPU in use. What our own services hold counts as free: a deploy replaces them."""
+    """(total, free) of the smallest GPU in use, and what to say of them.
+
+    What this service's own launches hold counts as free: a deploy replaces them.
+    """
     read = facts.get("gpus")
+    launches = facts.get("living_launches")
+    mine = launches.get(deployment.service) or () if isinstance(launches, Mapping) else None
     rows: list[tuple[int, float, float | None]] = []
     notes: list[str] = []
     if isinstance(read, Sequence) and not isinstance(read, str):
@@ -196,17 +205,26 @@ def _gpu_memory(
             if indices and index not in indices:
                 continue
             free = gpu.get("free_gb")
-            ours = sum(
-                float(p["used_gb"])
-                for p in gpu.get("processes") or ()
-                if isinstance(p, Mapping) and p.get("launch_id") and isinstance(p.get("used_gb"), (int, float))
-            )
-            foreign = sum(1 for p in gpu.get("processes") or () if isinstance(p, Mapping) and not p.get("launch_id"))
-            if foreign:
+            users = [p for p in gpu.get("processes") or () if isinstance(p, Mapping)]
+            own = [p for p in users if p.get("launch_id") and (mine is None or p["launch_id"] in mine)]
+            sizes = [float(p["used_gb"]) for p in own if isinstance(p.get("used_gb"), (int, float))]
+            if sizes:
+                notes.append(
+                    f"GPU {index}: the {sum(sizes):.2f} GB that the running launch holds come free before the load"
+                )
+            if len(sizes) < len(own) or (mine and not own):
+                notes.append(
+                    f"GPU {index}: how much the running launch holds is not known (nvidia-smi does not tell, as in many "
+                    "containers); it is not counted as coming free, so more may be free before the load"
+                )
+            others = [p for p in users if p not in own]
+            if foreign := sum(1 for p in others if not p.get("launch_id")):
                 notes.append(
                     f"GPU {index} is also used by {foreign} process{'' if foreign == 1 else 'es'} that mtpdeploy did not start"
                 )
-            rows.append((index, float(total), float(free) + ours if isinstance(free, (int, float)) else None))
+            if len(others) > foreign:
+                notes.append(f"GPU {index} is also used by another service of mtpdeploy, which stays")
+            rows.append((index, float(total), float(free) + sum(sizes) if isinstance(free, (int, float)) else None))
     if rows:
         frees = [free for _, _, free in rows if free is not None]
         return min(total for _, total, _ in rows), min(frees) if len(frees) == len(rows) else None, tuple(notes)

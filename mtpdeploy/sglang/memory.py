@@ -43,7 +43,7 @@ _MEASURED = _Measured()
 class Calibration:
     """Constants as one launch on this very host measured them, instead of ours.
 
-    process_gb:        total memory of the card less what was free before the load
+    process_gb:        total memory of the card less what others held and what was free before the load
     weights_offset_gb: what loading took beyond the computed weights (their own constant included)
     end_offset_gb:     what was free at the end beyond what was computed: graphs and released weights
     source:            which launch
