@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from agent_host import AgentHost, build_agent, log_bytes
+
+from mtpdeploy.agent import process
 
 
 @pytest.fixture(scope="session")
@@ -150,3 +154,28 @@ def test_tmux_keeps_the_server_when_its_session_is_killed(host: AgentHost) -> No
     assert host.call("status")["word"] == "ready"
     assert host.call("stop")["stopped"]
     assert host.living() == []
+
+
+def test_a_strangers_command_line_cannot_break_out_of_its_line() -> None:
+    code = "\nimport sys\n\tprint('\x1b[31mred')\n" + "#" * 300
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        shown = process.command_line(stranger.pid)
+        stranger.terminate()
+    assert shown is not None
+    assert "import sys print('\\x1b[31mred') ##" in shown
+    assert shown.isprintable()
+    assert len(shown) == 120
+    assert shown.endswith("…")
+
+
+def test_a_probe_tells_which_launches_of_which_service_live(host: AgentHost) -> None:
+    up = host.up()
+    assert host.call("probe")["living_launches"] == {host.service: [up["launch_id"]]}
+    host.call("stop")
+    assert host.call("probe")["living_launches"] == {}

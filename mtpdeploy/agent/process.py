@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH_VARIABLE = "MTPDEPLOY_LAUNCH_ID"
+_SHOWN = 120  # characters of a command line that a finding shows
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +139,11 @@ def descendants(pid: int) -> list[Stat]:
 
 
 def command_line(pid: int) -> str | None:
-    """The command line with secrets masked, or None if it cannot be read. SGLang's children show their title here."""
+    """The command line in one line of at most 120 characters, secrets masked; None if it cannot be read.
+
+    White space is one space and other control characters are shown as \\xNN: any user of the host writes this text.
+    SGLang's children show their title here.
+    """
     from mtpdeploy.sglang.masking import mask
 
     try:
@@ -149,7 +154,13 @@ def command_line(pid: int) -> str | None:
     if not text:
         stat = read_stat(pid)
         text = f"[{stat.comm}]" if stat else ""
-    return mask(text) or None
+    return _one_line(mask(text)) or None
+
+
+def _one_line(text: str) -> str:
+    spaced = " ".join(text.split())
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in spaced)
+    return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 1] + "…"
 
 
 def arguments(pid: int) -> list[str] | None:
