@@ -25,8 +25,10 @@ from mtpdeploy.inventory.documents import parse, read
 from mtpdeploy.inventory.schema import GpuEntry, HostEntry, InventoryFile, SimulateEntry, Ssh, keys
 from mtpdeploy.inventory.settings import matches
 from mtpdeploy.inventory.values import Deployment, Gpu, Simulate, SshOptions
+from mtpdeploy.plan import known_of
 from mtpdeploy.resources import bundled
 from mtpdeploy.secret import Secret
+from mtpdeploy.sglang.model import shipped
 from mtpdeploy.sglang.versions import Version
 
 EXAMPLE = bundled("inventories") / "example.yml"
@@ -267,6 +269,14 @@ def test_a_model_without_a_place_and_without_an_organisation_is_refused(home: Pa
     write(home, "inventories/profiles/mine.yml", "model: Mine-1B\n")
     with pytest.raises(ConfigError, match="does not say where Mine-1B lies"):
         deployment(home, "gpu1", "mine")
+
+
+def test_without_a_host_a_bare_model_name_is_the_models_name_and_that_is_said(home: Path) -> None:
+    write(home, "inventories/profiles/mine.yml", "model: Qwen3.6-27B\n")
+    hostless = resolve(an_inventory(home, "hosts: {gpu1: }"), None, "mine")
+    assert hostless.args["model_path"] == "Qwen3.6-27B"
+    assert any("no host is given" in note for note in hostless.notes)
+    assert known_of(hostless).model == shipped("qwen3.6-27b")
 
 
 def test_old_argument_names_are_understood(home: Path) -> None:

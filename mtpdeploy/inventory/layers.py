@@ -133,16 +133,21 @@ class _Resolution:
         self._notes += said.notes
 
     def _place(self, model: str) -> str:
-        """Where the host keeps the model: by its full id, else by the id's last part; else the id itself, which SGLang downloads."""
+        """Where the host keeps the model: by its full id, else by the id's last part; else the id itself, which SGLang downloads.
+
+        Without a host there is nowhere to look, and a bare name stays the model's name.
+        """
         for said in reversed(self._layers):
             for name in (model, model.rpartition("/")[2]):
                 if name in said.models:
                     return said.models[name]
         if "/" in model:
             return model
-        at = f"host {self._host.name}" if self._host is not NO_HOST else "no host is given that"
+        if self._host is NO_HOST:
+            self._notes.append(f"no host is given: {model} is taken as the model's name, where it lies is not known")
+            return model
         raise ConfigError(
-            f"model: {at} does not say where {model} lies; write `models: {{{model}: /path}}` in the inventory, "
+            f"model: host {self._host.name} does not say where {model} lies; write `models: {{{model}: /path}}` in the inventory, "
             f"or the Hugging Face id (such as Qwen/{model}) in the profile"
         )
 
