@@ -65,6 +65,20 @@ LATER = {
                    64, 64, 1, 0.18, 9.14, 0, 315419, 19.26, 1.20, 5.72, 7.76),
 }  # fmt: skip
 
+# The same card and shape without CUDA graphs: (command, running, slots, slots a request, conv, ssm, intermediate ssm,
+# intermediate conv, ring, KV tokens, K+V, draft KV, free after the pools, free at the end, what binds)
+MODES = {
+    "lazy": ("--mamba-radix-cache-strategy extra_buffer_lazy",
+             8, 34, 4, 0.10, 4.92, 5.06, 0.05, 0, 197992, 12.08, 0.76, 13.16, 17.80, "state_slots"),
+    "replay": ("--mamba-radix-cache-strategy extra_buffer --enable-linear-replayssm-spec --max-mamba-cache-size 40 --max-running-requests 8",
+               8, 40, 5, 0.11, 5.77, 0, 0.05, 0.122, 266448, 16.26, 1.02, 12.79, 17.42, "max_running_requests"),
+    "radixoff": ("--disable-radix-cache --max-running-requests 8",
+                 8, 8, 1, 0.02, 1.27, 5.06, 0.05, 0, 259066, 15.82, 0.98, 12.97, 17.59, "max_running_requests"),
+    # Adaptive: set aside for the 4 drafts that were asked for, allocated for the 8 of the longest candidate.
+    "adaptive": ("--mamba-radix-cache-strategy extra_buffer --max-mamba-cache-size 24 --speculative-adaptive",
+                 4, 24, 5, 0.07, 3.52, 5.62, 0.05, 0, 259066, 15.82, 0.98, 10.12, 14.76, "state_slots"),
+}  # fmt: skip
+
 
 def near(value):
     """2 %, or what two printed decimals can hide."""
@@ -87,6 +101,25 @@ def test_the_budget_is_what_a_real_server_allocated(run):
     assert pools.avail_after_pools_gb == pytest.approx(after_pools, abs=0.16)
     assert pools.avail_end_gb == pytest.approx(end, abs=0.2)
     assert pools.bound_by == ("state_slots" if run in REAL else "max_running_requests")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_way_of_keeping_states_is_allocated_as_a_real_server_did(mode):
+    command, running, slots, each, conv, ssm, inter, window, ring, tokens, kv, draft_kv, after, end, bound = MODES[mode]
+    line = (
+        f"python -m sglang.launch_server --model-path m {MTP} --disable-cuda-graph --mem-fraction-static 0.85 {command}"
+    )
+    pools = allocate(parse(line, V("0.5.17")).args, {}, V("0.5.17"), MODEL, 139.8, 92.82)
+    assert pools.failure is None
+    assert (pools.max_running, pools.slots, pools.slots_per_request) == (running, slots, each)
+    assert (pools.conv_gb, pools.ssm_gb) == (near(conv), near(ssm))
+    assert (pools.intermediate_ssm_gb, pools.intermediate_conv_gb) == (near(inter), near(window))
+    assert pools.ring_gb == near(ring)
+    assert pools.kv_tokens == pytest.approx(tokens, abs=200)
+    assert (pools.k_gb + pools.v_gb, pools.draft_kv_gb) == (near(kv), near(draft_kv))
+    assert pools.avail_after_pools_gb == pytest.approx(after, abs=0.1)
+    assert pools.avail_end_gb == pytest.approx(end, abs=0.1)
+    assert pools.bound_by == bound
 
 
 def test_the_loaders_share_is_the_same_for_a_model_of_a_seventh_of_the_size():
