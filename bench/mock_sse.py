@@ -102,7 +102,8 @@ class Stream(asyncio.Protocol):
         self.native = path == "/generate"
         asked = body.get("sampling_params", {}).get("max_new_tokens") if self.native else body.get("max_tokens")
         self.total = min(self.options.tokens, asked or self.options.tokens)
-        self.usage = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        wanted = body.get("stream_options") or {}
+        self.usage, self.sum = bool(wanted.get("continuous_usage_stats")), bool(wanted.get("include_usage"))
         self.sent = self.number = 0
         self.text = ""
         self.transport.write(
@@ -146,7 +147,7 @@ class Stream(asyncio.Protocol):
         if not last:
             self.pace.add(self.parsed + (self.options.first_ms + self.number * self.options.step_ms) / 1000, self)
             return
-        if not self.native:
+        if self.sum and not self.native:
             self.write(
                 {
                     "choices": [],

@@ -59,7 +59,6 @@ def bench(
     arms: str | None = None,
     order: str = "ABBA",
     timeout: float = 600.0,
-    processes: int = 0,
     attach: str | None = None,
 ) -> Any:
     """See the verb's help (actions/catalogue/benchmark.py). Answers a BenchAnswer."""
@@ -68,7 +67,7 @@ def bench(
         max_concurrency=max_concurrency, requests=requests, repeat=repeat, input_tokens=input_tokens,
         output_tokens=output_tokens, ignore_eos=ignore_eos, prompts=prompts, dataset=dataset, seed=seed,
         temperature=temperature, sweep=sweep, slo=slo, find=find, salt=prefix_cache == "salt", timeout=timeout,
-        processes=processes, api=api, model=model,
+        api=api, model=model,
     )  # fmt: skip
     if url is not None:
         for name, value in (("--host", host), ("--profile", profile), ("--set", set_), ("--arms", arms)):
@@ -147,7 +146,6 @@ class Wish:
             ignore_eos=given["ignore_eos"] or getattr(named, "ignore_eos", False),
             timeout_s=given["timeout"],
             salt=given["salt"],
-            processes=given["processes"],
             stop=stop,
         )
         notes = [prompting.RANDOM_WARNING] if asked.prompts == "random" else []

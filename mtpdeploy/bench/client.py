@@ -1,7 +1,7 @@
 """The load client: many HTTP/1.1 streams on connections that are opened beforehand, with a time stamp on every read.
 
 The hot path is an asyncio.Protocol of our own rather than aiohttp's stream reader: a read costs a clock call and an append, and
-parsing waits until the answer ends or 64 KiB have gathered (docs/decisions/ says why, bench/client.py measures it). Everything
+parsing waits until the answer ends or 64 KiB have gathered (docs/decisions/0006 says why, bench/client.py measures it). Everything
 else that speaks HTTP uses aiohttp. uvloop runs the loop where it is installed.
 """
 

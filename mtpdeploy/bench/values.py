@@ -107,8 +107,6 @@ class RunSpec:
     ignore_eos: bool = False
     timeout_s: float = 600.0  # without a byte from the server
     salt: bool = True
-    processes: int = 0  # client processes; 0: as many as the load needs
-    template: str | None = None  # path of the model's chat template at the machine of the client
     expect: Mapping[str, object] = field(default_factory=dict)  # launch_id and what else must hold during the run
     stop: Stop = field(default_factory=Stop)
     flush_cache: bool = False

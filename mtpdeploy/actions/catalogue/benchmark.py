@@ -80,7 +80,6 @@ BENCH = Verb(
         Option("arms", "Profiles that take turns on one host, such as baseline,mtp; each turn deploys."),
         Option("order", "Order of the turns, such as ABBA.", default="ABBA"),
         Option("timeout", "Seconds without a byte after which a request has failed.", type=float, default=600.0),
-        Option("processes", "Client processes; 0 takes as many as the load needs.", type=int, default=0),
         Option("attach", "Follow a benchmark that goes on at the host after the line was cut: its run id."),
     ),
     examples=(
