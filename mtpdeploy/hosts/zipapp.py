@@ -5,9 +5,9 @@ The same sources give the same bytes on every machine, so that the content's has
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import io
+import re
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,21 +63,16 @@ def _files(name: str) -> list[Path]:
     return [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else []
 
 
+# Every verb begins with this, so the text is searched: Python's own parser takes half a second for the same answer.
+_TYPING_ONLY = re.compile(r"^([ \t]*)if (?:typing\.)?TYPE_CHECKING:\n(?:\1[ \t]+\S.*\n|[ \t]*\n)+", re.MULTILINE)
+_FROM = re.compile(r"^[ \t]*from (mtpdeploy[\w.]*) import (\([^)]*\)|[^\n(]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*import (mtpdeploy[\w.]*)", re.MULTILINE)
+_NAME = re.compile(r"(\w+)(?: as \w+)?[ \t]*(?=[,)\n#]|$)")
+
+
 def _imports(path: Path) -> set[str]:
-    names: set[str] = set()
-    tree = ast.parse(path.read_bytes())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name == "mtpdeploy" or name.startswith("mtpdeploy.")}
+    text = _TYPING_ONLY.sub("", path.read_text())
+    names = set(_IMPORT.findall(text))
+    for module, imported in _FROM.findall(text):
+        names |= {module, *(f"{module}.{name}" for name in _NAME.findall(imported))}
+    return names
