@@ -88,22 +88,21 @@ def before_args(launch: Launch) -> Iterator[Step]:
 
 
 def _refusal(launch: Launch) -> str:
-    """The words of SGLang where they are known."""
-    version, settings = launch.version, launch.settings
-    if (launch.refused is not None and "strategy" in launch.refused.rule) or launch.given.get(
-        "mamba_radix_cache_strategy"
-    ):
-        if version.at_least("0.5.10") and version.before("0.5.14"):
-            if launch.given.get("disable_radix_cache"):
-                return "mamba extra_buffer is not compatible with --disable-radix-cache"
+    """The words of SGLang where they are known, else the rule's own."""
+    assert launch.refused is not None
+    version, strategy = launch.version, launch.given.get("mamba_radix_cache_strategy") or "no_buffer"
+    if version.at_least("0.5.10") and version.before("0.5.14") and launch.draft_tokens and launch.model.hybrid:
+        if strategy == "extra_buffer" and launch.given.get("disable_radix_cache"):
+            return "mamba extra_buffer is not compatible with --disable-radix-cache"
+        if strategy != "extra_buffer" and not launch.given.get("disable_radix_cache"):
             return (
                 f"Speculative decoding for {launch.model.architecture} is not compatible with radix cache when using "
                 "--mamba-scheduler-strategy no_buffer. To use radix cache with speculative decoding, please use "
                 "--mamba-scheduler-strategy extra_buffer and set SGLANG_ENABLE_SPEC_V2=1."
             )
-        if settings.strategy == "no_buffer":
-            return "no_buffer do not support overlap schedule. Try to set disable_overlap_schedule=True."
-    return launch.refused.message if launch.refused else ""
+    if version.at_least("0.5.14") and launch.settings.strategy == "no_buffer" and launch.draft_tokens:
+        return "no_buffer do not support overlap schedule. Try to set disable_overlap_schedule=True."
+    return launch.refused.message
 
 
 def server_args(launch: Launch) -> str:
@@ -218,7 +217,8 @@ def _pools(launch: Launch) -> Iterator[Step | Held]:
             "mem_cache/kv_cache_configurator.py",
         )
     if pools.failure is not None:
-        yield from traceback("RuntimeError", pools.failure.line, "mem_cache/kv_cache_configurator.py")
+        kind, _, message = pools.failure.line.partition(": ")
+        yield from traceback(kind, message, "mem_cache/kv_cache_configurator.py")
     asked = launch.settings.requested_running
     if version.at_least("0.5.17") and pools.bound_by == "state_slots" and asked and pools.max_running < asked:
         yield (
@@ -324,7 +324,9 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
     per_request = {"target verify": launch.draft_tokens, "draft decode": 1, "draft extend": launch.draft_tokens}
     for name in names:
         if new:
-            listed = f"bs={sizes}, " if who == "draft" else ""
+            # a real log of 0.5.17 has the sizes in every begin line, the source of 0.5.23 has those of the target at the end
+            at_begin = who == "draft" or version.before("0.5.18")
+            listed = f"bs={sizes}, " if at_begin else ""
             yield (
                 0.1,
                 (
@@ -357,7 +359,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
         yield 0.0, raw("")
         avail -= third
         if new:
-            listed = f"bs={sizes}, " if who == "target" else ""
+            listed = "" if at_begin else f"bs={sizes}, "
             yield (
                 0.1,
                 f"Capture {name} CUDA graph end. {listed}elapsed=0.92 s, mem usage={third:.2f} GB, avail mem={avail:.2f} GB.",
