@@ -19,7 +19,9 @@ def bundled(kind: str) -> Path:
     return packaged if packaged.is_dir() else PACKAGE.parent / kind
 
 
-def find_home(option: str | None = None, *, environ: Mapping[str, str] | None = None, start: Path | None = None) -> Path:
+def find_home(
+    option: str | None = None, *, environ: Mapping[str, str] | None = None, start: Path | None = None
+) -> Path:
     """`--home`, else $MTPDEPLOY_HOME, else the nearest folder upwards that has `inventories/`, else ~/.local/share/mtpdeploy.
 
     The folder need not exist yet: an empty home is a fine place to start from.
