@@ -217,6 +217,12 @@ def test_a_key_is_asked_for_everywhere_but_at_health_and_metrics(start: Callable
     assert server.ask("/metrics")[0] == 200
 
 
+def test_a_key_in_the_config_file_is_asked_for_too(start: Callable[..., Server], tmp_path: Path) -> None:
+    (tmp_path / "server.yml").write_text("api-key: sesame\n")
+    server = start(words=["--config", str(tmp_path / "server.yml")]).ready()
+    assert (server.ask("/v1/models")[0], server.ask("/v1/models", key="sesame")[0]) == (401, 200)
+
+
 def test_errors_are_told_as_sglang_tells_them(start: Callable[..., Server]) -> None:
     server = start().ready()
     status, data = server.ask("/v1/completions", {"prompt": "hi", "max_tokens": 400_000})

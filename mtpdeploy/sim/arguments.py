@@ -6,7 +6,10 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
+
+import yaml
 
 from mtpdeploy.inventory.values import ArgValue
 from mtpdeploy.sglang.flags import Flag, flags_of, human_int
@@ -53,13 +56,36 @@ def parser(version: Version) -> argparse.ArgumentParser:
     return made
 
 
+def expand(argv: Sequence[str]) -> list[str]:
+    """`--config FILE` (two words only) put in front, as utils/server_args_config_parser.py does: true is a bare flag,
+    false and an empty list are left out, a list is several words, a mapping JSON, null the word None.
+    """
+    words = list(argv)
+    if "--config" not in words:
+        return words
+    at = words.index("--config")
+    said = yaml.safe_load(Path(words[at + 1]).read_text()) or {}
+    front: list[str] = []
+    for key, value in said.items():
+        if value is False or value == []:
+            continue
+        front.append(f"--{key}")
+        if isinstance(value, list):
+            front += map(str, value)
+        elif isinstance(value, dict):
+            front.append(json.dumps(value))
+        elif value is not True:
+            front.append(str(value))
+    return [*front, *words[:at], *words[at + 2 :]]
+
+
 def parse(argv: Sequence[str], version: Version) -> Arguments:
     """Reads the command line as SGLang of that version would; a mistake ends the process with status 2."""
     made = parser(version)
     flags = flags_of(version)
     given: dict[str, ArgValue] = {}
     deprecated: list[tuple[str, str]] = []
-    for dest, value in vars(made.parse_args(list(argv))).items():
+    for dest, value in vars(made.parse_args(expand(argv))).items():
         field, _, option = dest.partition("\0")
         flag = flags[option]
         if flag.deprecated:

@@ -84,7 +84,8 @@ class Engine:
         self._work = asyncio.Event()
         self._serial = itertools.count()
         self._steps_since_report = 0
-        self._since = (time.perf_counter(), 0, 0, 0)
+        self._since = (time.perf_counter(), 0)
+        self._line_spec = (0, 0)  # tokens and verify steps since the last Decode line
         self.stuck = False
 
     # ------------------------------------------------------------ the outside
@@ -150,7 +151,7 @@ class Engine:
                 due = time.perf_counter()
                 if self.stuck:
                     await asyncio.sleep(3600)
-                self._since = (due, 0, 0, 0)
+                self._since = (due, 0)
             fresh = self._admit()
             seconds = self._prefill(fresh) if fresh else self._timing.decode_s(len(self.running), self.used_tokens)
             due = max(due + seconds / self._clock, time.perf_counter() - 0.05)
@@ -223,12 +224,13 @@ class Engine:
                 self.totals.verify_calls += 1
                 self.totals.spec_steps += 1
                 self.totals.spec_tokens += tokens
+                self._line_spec = (self._line_spec[0] + tokens, self._line_spec[1] + 1)
             else:
                 tokens = 1
             emitted += self._give(job, tokens)
         batch = len(self.running)
-        started, tokens_before, spec_before, steps_before = self._since
-        self._since = (started, tokens_before + emitted, spec_before, steps_before)
+        started, tokens_before = self._since
+        self._since = (started, tokens_before + emitted)
         self._steps_since_report += 1
         if self._steps_since_report >= self.launch.number("decode_log_interval", 40):
             self._report(batch)
@@ -254,15 +256,18 @@ class Engine:
     def _report(self, batch: int) -> None:
         """One "Decode batch" line, in the version's own words."""
         now = time.perf_counter()
-        started, tokens, _, _ = self._since
+        started, tokens = self._since
         self.throughput = tokens / max(1e-9, now - started)
-        self._since = (now, 0, 0, 0)
+        self._since = (now, 0)
         self._steps_since_report = 0
+        line_tokens, line_steps = self._line_spec
+        self._line_spec = (0, 0)
         launch, version = self.launch, self.launch.version
         accept = ""
-        if launch.draft_tokens and self.totals.spec_steps:
-            length = self.totals.spec_tokens / self.totals.spec_steps
-            self.accept_length = length
+        if launch.draft_tokens and line_steps:
+            length = line_tokens / line_steps
+            # /server_info has the mean since the start or the last flush, the line the mean since the last line
+            self.accept_length = self.totals.spec_tokens / max(1, self.totals.spec_steps)
             rate = (
                 length / launch.draft_tokens
                 if version.before("0.5.11")
