@@ -3,7 +3,7 @@
 # namespace and an address of its own, systemd as PID 1, sshd, tmux, and the users root, deploy (no sudo) and ops (sudo), all by key.
 # Nothing ever leaves the machine: the addresses live on one bridge, and an `unreachable` route keeps them off the default route.
 #
-#   hosts.sh up N            hosts mtph1..mtphN, booted and answering on port 22; again: nothing happens
+#   hosts.sh up N            hosts mtp${LAB}h1..mtp${LAB}hN, booted and answering on port 22; again: nothing happens
 #   hosts.sh down            stop and remove everything
 #   hosts.sh reset NAME      a fresh disk
 #   hosts.sh reboot NAME     orderly, until it is back
@@ -11,17 +11,19 @@
 #   hosts.sh cut|heal NAME   pull or plug the cable: the other side sees silence
 #   hosts.sh exec NAME CMD   as root inside the host, not through ssh
 #
-# LAB_DIR: where all of it lies (default /var/tmp/mtpdeploy-lab). LAB_BIND: folders that the hosts see read-only, at the same path.
+# LAB: the lab's number, 0 to 199 (default 0): labs with different numbers share nothing, so that several may be up at once.
+# LAB_DIR: where all of it lies (default /var/tmp/mtpdeploy-lab-$LAB). LAB_BIND: folders that the hosts see read-only, at the same path.
 set -u
-LAB_DIR=${LAB_DIR:-/var/tmp/mtpdeploy-lab}
-PREFIX=mtph NET=10.79.0 BRIDGE=mtpbr0 GATE=02:79:00:00:00:01
+LAB=${LAB:-0}
+LAB_DIR=${LAB_DIR:-/var/tmp/mtpdeploy-lab-$LAB}
+PREFIX=mtp${LAB}h NET=10.79.$LAB BRIDGE=mtpbr$LAB GATE=$(printf '02:79:00:%02x:00:01' "$LAB") GROUP=mtplab$LAB
 SELF=$(readlink -f "$0") H=$LAB_DIR/hosts
-export LAB_DIR LAB_BIND
+export LAB LAB_DIR LAB_BIND
 
 die() { echo "hosts.sh: $*" >&2; exit 1; }
 number() { local n=${1#"$PREFIX"}; [[ $n =~ ^[1-9]$ ]] || die "no such host: $1"; echo "$n"; }
 address() { echo "$NET.$((10 + $(number "$1")))"; }
-mac() { printf '02:79:00:00:00:%02x' $((10 + $(number "$1"))); }
+mac() { printf '02:79:00:%02x:00:%02x' "$LAB" $((10 + $(number "$1"))); }
 hosts() { ls "$H" 2>/dev/null; }
 start_time() { local l; { read -r l <"/proc/$1/stat"; } 2>/dev/null || return 1; l=${l##*) }; set -- $l; [ "$1" != Z ] && echo "${20}"; }
 put_pid() { echo "$2 $(start_time "$2")" >"$1"; }
@@ -39,7 +41,7 @@ common() {
   done
   mkdir -p "$c/var/lib"
   for d in var/log var/tmp var/cache var/spool var/lib/systemd var/lib/dbus; do [ -e "/$d" ] && mknod "$c/$d" c 0 0; done
-  mount -t overlay mtpcommon -o "lowerdir=/,upperdir=$c,workdir=$LAB_DIR/w" "$m" || die "cannot mount an overlay"
+  mount -t overlay "mtpcommon$LAB" -o "lowerdir=/,upperdir=$c,workdir=$LAB_DIR/w" "$m" || die "cannot mount an overlay"
   mkdir -p "$m"/{root,home,tmp,run,mnt,opt,srv,var/{log/journal,tmp,cache,spool,lib/systemd,lib/dbus},etc/systemd/journald.conf.d,etc/ssh/sshd_config.d}
   chmod 711 "$m/root"; chmod 1777 "$m/tmp" "$m/var/tmp"
   rm -f "$m"/etc/rc?.d/S* "$m"/etc/systemd/system/{timers,sockets,network-online,sysinit,getty}.target.wants/*
@@ -97,11 +99,11 @@ trees() { awk '$3=="cgroup2"&&!u{u=1;print $2} $3=="cgroup"&&$4~/name=systemd/{p
 kill_all() {
   local t i
   for t in $(trees); do
-    [ -e "$t/mtplab/$1/cgroup.kill" ] || continue
-    for i in $(seq 100); do grep -q '^populated 0' "$t/mtplab/$1/cgroup.events" && break; echo 1 >"$t/mtplab/$1/cgroup.kill"; sleep .03; done
+    [ -e "$t/$GROUP/$1/cgroup.kill" ] || continue
+    for i in $(seq 100); do grep -q '^populated 0' "$t/$GROUP/$1/cgroup.events" && break; echo 1 >"$t/$GROUP/$1/cgroup.kill"; sleep .03; done
   done
 }
-no_groups() { local t; for t in $(trees); do find "$t/mtplab${1:+/$1}" -depth -type d -exec rmdir {} \; 2>/dev/null; done; :; }
+no_groups() { local t; for t in $(trees); do find "$t/$GROUP${1:+/$1}" -depth -type d -exec rmdir {} \; 2>/dev/null; done; :; }
 
 # ---- a host
 disk() {
@@ -118,7 +120,7 @@ disk() {
 hardware() {  # in the background for each host: starts it again when it reboots (nspawn exit code 133)
   local n=$1 d=$H/$1 t rc binds=() b
   put_pid "$d/hardware.pid" $$
-  for t in $(trees); do mkdir -p "$t/mtplab/$n" && echo $$ >"$t/mtplab/$n/cgroup.procs"; done
+  for t in $(trees); do mkdir -p "$t/$GROUP/$n" && echo $$ >"$t/$GROUP/$n/cgroup.procs"; done
   for b in ${LAB_BIND:-}; do binds+=("--bind-ro=$b"); done
   while :; do
     SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn --quiet --directory="$d/root" --machine="$n" --boot --register=no --keep-unit \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,7 +20,9 @@ from mtpdeploy.inventory.values import Simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = Path(__file__).with_name("hosts.sh")
-FOLDER = Path("/var/tmp/mtpdeploy-lab")
+# Labs with different numbers share nothing: one for each worker of pytest-xdist, ten for each MTPDEPLOY_LAB.
+NUMBER = int(os.environ.get("MTPDEPLOY_LAB", "0")) * 10 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+FOLDER = Path(f"/var/tmp/mtpdeploy-lab-{NUMBER}")
 TOOLS = ("systemd-nspawn", "sshd", "ssh", "ip", "tmux", "nsenter", "sudo")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -34,7 +37,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True)
 class Lab:
-    """`names`: the hosts. Users of each: root, deploy (no sudo), ops (sudo without a password)."""
+    """`names`: the hosts, mtph1, mtph2, ... in every lab. Users of each: root, deploy (no sudo), ops (sudo without a password)."""
 
     names: tuple[str, ...]
 
@@ -64,7 +67,7 @@ class Lab:
     def host(self, name: str, user: str, played: Simulate, **said: Any) -> dict[str, Any]:
         """The host as an inventory says it."""
         return {
-            "address": f"10.79.0.{10 + int(name.removeprefix('mtph'))}",
+            "address": f"10.79.{NUMBER}.{10 + int(name.removeprefix('mtph'))}",
             "user": user,
             "python": sys.executable,
             "ready_timeout_s": 20,
@@ -83,8 +86,9 @@ class Lab:
 
 def script(*words: str, check: bool = True) -> str:
     binds = sorted({str(ROOT), str(Path(sys.base_prefix).resolve())} - {"/usr"})
-    environ = {**os.environ, "PATH": SEARCH, "LAB_DIR": str(FOLDER), "LAB_BIND": " ".join(binds)}
-    done = subprocess.run([str(SCRIPT), *words], capture_output=True, text=True, env=environ, timeout=120)
+    environ = {**os.environ, "PATH": SEARCH, "LAB": str(NUMBER), "LAB_BIND": " ".join(binds)}
+    named = [f"mtp{NUMBER}h{word[4:]}" if re.fullmatch(r"mtph[1-9]", word) else word for word in words]
+    done = subprocess.run([str(SCRIPT), *named], capture_output=True, text=True, env=environ, timeout=120)
     if check and done.returncode:
         raise RuntimeError(f"hosts.sh {' '.join(words)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
