@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mtpdeploy.agent.logmask import LogMask
 from mtpdeploy.agent.protocol import LOG_CHUNK
 from mtpdeploy.agent.release import Release
 
@@ -27,6 +28,7 @@ class LogTail:
         self.offset = offset
         self.boot = self._boot_at(offset)
         self._descriptor: int | None = None
+        self._mask = LogMask(release)
 
     def close(self) -> None:
         """Closes the file."""
@@ -65,8 +67,10 @@ class LogTail:
             yield self._gap(self.inode, f"the log was cut from {self.offset} to {size} bytes")
         while self.offset < size:
             data = os.pread(self._descriptor, min(LOG_CHUNK, size - self.offset), self.offset)
+            data = data[: len(data) - self._mask.unfinished(data)]
             if not data:
                 return
+            data = self._mask.clean(data, self.release.log, self.offset, os.fstat(self._descriptor).st_ino)
             yield from self._pieces(data)
 
     def _pieces(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:

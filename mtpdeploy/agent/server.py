@@ -41,20 +41,25 @@ def base_url(release: ReleaseFile) -> str:
     return f"http://[{host}]:{release['port']}" if ":" in host else f"http://{host}:{release['port']}"
 
 
-def api_key(release: Release) -> str | None:
-    """The key that the server asks for: from the release's 0600 server.yml (NAME: "JSON string", one a line)."""
+def secrets(release: Release) -> dict[str, str]:
+    """What must not be seen in a process list, by option name: the release's 0600 server.yml (NAME: "JSON string", one a line)."""
     try:
         lines = (release.path / "server.yml").read_text().splitlines()
     except OSError:
-        return None
+        return {}
+    found = {}
     for line in lines:
         name, _, value = line.partition(": ")
-        if name == "api-key":
-            try:
-                return str(json.loads(value))
-            except ValueError:
-                return None
-    return None
+        try:
+            found[name] = str(json.loads(value))
+        except ValueError:
+            continue
+    return found
+
+
+def api_key(release: Release) -> str | None:
+    """The key that the server asks for."""
+    return secrets(release).get("api-key")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from mtpdeploy.agent import family, files, ports, process
 from mtpdeploy.agent.clock import utc_now
+from mtpdeploy.agent.logmask import LogMask
 from mtpdeploy.agent.process import ProcessId
 from mtpdeploy.agent.release import Release, Service, boot_ended, new_boot
 
@@ -152,6 +153,7 @@ class Supervisor:
         self.stopping = False
         self.failures: deque[float] = deque()
         self._shown = 0
+        self._mask = LogMask(release)
 
     def run(self) -> int:
         """Runs boots until the server was asked to stop, ended in peace, or failed too often."""
@@ -318,6 +320,8 @@ class Supervisor:
         with contextlib.suppress(OSError), open(self.release.log, "rb") as log:
             log.seek(self._shown)
             data = log.read(65536)
+            data = data[: len(data) - self._mask.unfinished(data)]
+            data = self._mask.clean(data, self.release.log, self._shown, os.fstat(log.fileno()).st_ino)
             self._shown += len(data)
             if data:
                 sys.stdout.buffer.write(data)
