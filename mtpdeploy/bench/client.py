@@ -197,10 +197,15 @@ class Stream(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A request with its bytes, so that nothing is encoded once the clock runs."""
+    """A request with its bytes, so that nothing is encoded once the clock runs.
+
+    keep_bytes: of the answer's events, kept for its text; None: nothing is kept. 0: only the last event, which holds all of it
+    where the server sends the text so far with every event.
+    """
 
     request: Request
     data: bytes
+    keep_bytes: int | None = None
 
 
 @dataclass
@@ -214,6 +219,7 @@ class Outcome:
     wall_s: float = 0.0
     reconnects: int = 0
     dropped: bool = False  # stopped before the end
+    kept: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # events of complete answers, by the request's index
 
 
 class Client:
@@ -329,7 +335,7 @@ class Client:
             follow(lane)
 
         def launch(stream: Stream, place: int, lane: int | None, again: int) -> None:
-            answer = Answer(self.endpoint.api)
+            answer = Answer(self.endpoint.api, work[place].keep_bytes or 0)
             self._flying.add(stream)
             stream.send(work[place].data, answer, lambda s, kind, why: ended(s, answer, place, lane, again, kind, why))
 
@@ -367,6 +373,8 @@ class Client:
             undigested.popleft()
             if undigested:
                 loop.call_soon(digest)
+            if work[place].keep_bytes is not None:
+                outcome.kept[work[place].request.index] = (*answer.chunks.kept, answer.chunks.last)
             keep(
                 record_of(
                     work[place].request,

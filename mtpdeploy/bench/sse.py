@@ -38,10 +38,25 @@ def count_of(payload: bytes) -> int | None:
 class Chunks:
     """Arrivals of the chunks that carried tokens, and the cumulative count at each where the server counts them."""
 
-    __slots__ = ("_counted_last", "_tail", "api", "counted", "done", "error", "error_kind", "events", "times", "tokens")
+    __slots__ = (
+        "_counted_last",
+        "_room",
+        "_tail",
+        "api",
+        "counted",
+        "done",
+        "error",
+        "error_kind",
+        "events",
+        "kept",
+        "times",
+        "tokens",
+    )
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, keep_bytes: int = 0) -> None:
         self.api = api
+        self.kept: list[bytes] = []  # the first events, up to keep_bytes of them: the answer's text is read from them later
+        self._room = keep_bytes
         self.times: list[int] = []
         self.tokens: list[int] = []
         self.counted: bool | None = None  # None: not known before the first chunk that carries something
@@ -59,6 +74,9 @@ class Chunks:
             return
         self.events += 1
         self._tail.append(payload)
+        if self._room > 0:
+            self.kept.append(payload)
+            self._room -= len(payload)
         if payload.startswith((b'{"error"', b'{"object":"error"')):
             self._fail(payload)
             return
@@ -89,6 +107,11 @@ class Chunks:
     def _fail(self, payload: bytes) -> None:
         self.error = error_text(payload)
         self.error_kind = "stream error"
+
+    @property
+    def last(self) -> bytes:
+        """The last event that was no [DONE]; empty before the first."""
+        return self._tail[-1] if self._tail else b""
 
     def result(self) -> dict[str, Any]:
         """What the answer's last events say, by the names of Record's fields; absent where the server doesn't tell."""
@@ -217,8 +240,8 @@ class Answer:
         "unread",
     )
 
-    def __init__(self, api: Api) -> None:
-        self.chunks = Chunks(api)
+    def __init__(self, api: Api, keep_bytes: int = 0) -> None:
+        self.chunks = Chunks(api, keep_bytes)
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.chunked = False
