@@ -1,7 +1,7 @@
 """The simulated GPU: who holds its memory, and the nvidia-smi that shows it.
 
 Every simulated server leaves a file with the pid and start time of the process that holds the memory; a file whose
-process is gone counts for nothing.
+process is gone counts for nothing. nvidia-smi is asked often and runs this file alone, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 UUID = "GPU-51a01a7e-0000-4000-8000-000000000000"
 DRIVER = "580.159.04"
+SETTINGS = "simulate.json"  # what shim.install was given
 
 
 def start_time(pid: int) -> int | None:
@@ -54,23 +55,21 @@ def free_gb(folder: Path, total_gb: float) -> float:
 
 def nvidia_smi(folder: Path, words: list[str]) -> int:
     """Answers the CSV queries; anything else as the real one would say it does not know."""
-    from mtpdeploy.sim.shim import settings
-
-    card = settings(folder)
+    card = json.loads((folder / SETTINGS).read_text())
     held = holders(folder)
-    total = round(card.gpu_memory_gb * 1024)
+    total = round(card["gpu_memory_gb"] * 1024)
     used = sum(held.values())
     values = {
-        "index": "0", "uuid": UUID, "name": card.gpu_name, "driver_version": DRIVER, "count": "1",
+        "index": "0", "uuid": UUID, "name": card["gpu_name"], "driver_version": DRIVER, "count": "1",
         "memory.total": str(total), "memory.used": str(used), "memory.free": str(max(0, total - used)),
         "utilization.gpu": "97" if held else "0", "power.draw": "612.00" if held else "76.00", "temperature.gpu": "54",
-        "clocks.sm": "1980", "pstate": "P0", "timestamp": "[N/A]", "gpu_uuid": UUID, "gpu_name": card.gpu_name,
+        "clocks.sm": "1980", "pstate": "P0", "timestamp": "[N/A]", "gpu_uuid": UUID, "gpu_name": card["gpu_name"],
     }  # fmt: skip
     query = next(
         (word.partition("=")[2] for word in words if word.startswith(("--query-gpu=", "--query-compute-apps="))), None
     )
     if query is None:
-        print(f"NVIDIA-SMI (simulated by mtpdeploy)   {card.gpu_name}   {used}MiB / {total}MiB")
+        print(f"NVIDIA-SMI (simulated by mtpdeploy)   {card['gpu_name']}   {used}MiB / {total}MiB")
         return 0
     if any(word.startswith("--query-compute-apps=") for word in words):
         for pid, mib in sorted(held.items()):

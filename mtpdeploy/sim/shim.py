@@ -12,10 +12,11 @@ from pathlib import Path
 from mtpdeploy.inventory.values import Simulate
 from mtpdeploy.resources import PACKAGE
 from mtpdeploy.sglang.versions import Version
+from mtpdeploy.sim import card
+from mtpdeploy.sim.card import SETTINGS
 from mtpdeploy.sim.faults import FAULTS
 
 MARKER = "MTPDEPLOY_SIMULATED"  # the agent's probe looks for this file in the package
-SETTINGS = "simulate.json"
 
 _LAUNCH = """\
 from pathlib import Path
@@ -51,7 +52,7 @@ def install(folder: Path, simulate: Simulate, python: str = sys.executable) -> d
         / "METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\nSummary: Simulated by mtpdeploy\n",
         folder / SETTINGS: json.dumps(asdict(simulate), indent=1) + "\n",
         tools / "nvidia-smi": "#!/bin/sh\nexec "
-        + shlex.join([python, "-m", "mtpdeploy.sim.card", str(folder)])
+        + shlex.join([python, "-I", "-S", os.path.abspath(card.__file__), str(folder)])
         + ' "$@"\n',
     }
     for path, text in files.items():
