@@ -664,7 +664,7 @@ def suggestions(run: Run, now: Pools, version: Version, model: ModelConfig) -> t
         why = "states of half the size; check answers, as the state is less exact"
         found += _wider(run, now, {"mamba_ssm_dtype": "bfloat16"}, why)
     if model.hybrid and s.radix:
-        bare = _without_radix(version)
+        bare = without_radix(version)
         found += _wider(run, now, bare, "no prefix cache: a shared prompt is computed again for each request")
         if s.ssm_dtype == "float32":
             found += _wider(
@@ -678,7 +678,7 @@ def suggestions(run: Run, now: Pools, version: Version, model: ModelConfig) -> t
     return tuple(unique.values())
 
 
-def _without_radix(version: Version) -> dict[str, ArgValue]:
+def without_radix(version: Version) -> dict[str, ArgValue]:
     """The prefix cache off; 0.5.10 to 0.5.13 refuse extra_buffer then."""
     middle = version.at_least("0.5.10") and version.before("0.5.14")
     off: dict[str, ArgValue] = {"disable_radix_cache": True}
@@ -894,7 +894,7 @@ def _frugal(now: Pools, version: Version, model: ModelConfig) -> list[dict[str, 
         replayed = {"enable_linear_replayssm_spec": True}
     half: dict[str, ArgValue] = {"mamba_ssm_dtype": "bfloat16"} if model.hybrid and s.ssm_dtype == "float32" else {}
     cache: dict[str, ArgValue] = {"kv_cache_dtype": "fp8_e4m3"} if s.kv_dtype == "auto" else {}
-    bare = _without_radix(version) if model.hybrid and s.radix else {}
+    bare = without_radix(version) if model.hybrid and s.radix else {}
     tried: list[dict[str, ArgValue]] = [{}]
     sets = [lazy, replayed, half, cache, bare, {**half, **cache}, {**replayed, **cache}, {**bare, **half}]
     sets += [{**replayed, **half, **cache}, {**bare, **half, **cache}, {**bare, **replayed, **half, **cache}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import total_ordering
+from functools import cache, total_ordering
 
 # Every release whose wheel the flag table was read from.
 RELEASES = (
@@ -94,14 +94,14 @@ class Version:
     def nearest_table(self) -> Version:
         """The release whose rules and formulas apply: itself, the newest for a git build or anything newer, the oldest for anything older."""
         if self.table:
-            return Version.parse(self.table)
+            return _release(self.table)
         if self.git or self > NEWEST:
             return NEWEST
         return max((v for v in _PARSED if v <= self), default=_PARSED[0])
 
     def at_least(self, text: str) -> bool:
         """Is this release, judged by its rules, `text` or newer? Git builds count as the newest release."""
-        return self.nearest_table >= Version.parse(text)
+        return self.nearest_table >= _release(text)
 
     def before(self, text: str) -> bool:
         return not self.at_least(text)
@@ -118,6 +118,12 @@ class Version:
         if self.table:
             return f"SGLang {self} is a build on the way to {self.table}: judged by that release's rules; its own --help decides the flags"
         return f"SGLang {self} is not in the flag table: judged by the rules of {self.nearest_table}; its own --help decides the flags"
+
+
+@cache
+def _release(text: str) -> Version:
+    """One parse a release: the rules ask thousands of times."""
+    return Version.parse(text)
 
 
 _PARSED = tuple(Version.parse(v) for v in RELEASES)
