@@ -93,9 +93,9 @@ def _play(steps: Iterator[startup.Step | startup.Held], say: Log, launch: Launch
 
 
 def _child(title: str) -> subprocess.Popen[bytes]:
-    """A child process with SGLang's title, once it has it."""
+    """A child process with SGLang's title, once it has it. Its file is run alone: importing the package would take longer."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "mtpdeploy.sim.child", title, str(os.getpid())],
+        [sys.executable, str(Path(__file__).with_name("child.py")), title, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
