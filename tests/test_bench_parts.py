@@ -415,3 +415,34 @@ def test_nvidia_smi_rows_keep_not_available_as_unknown() -> None:
         {"index": 0, "memory_used_gb": 1.0, "power_w": 71.3, "utilisation": 0.12},
         {"index": 1, "memory_used_gb": 2.0, "power_w": None, "utilisation": 0.0},
     ]
+
+
+PACED = [
+    HEAD,
+    *(chunked(event(chat("a", total))).removesuffix(b"0\r\n\r\n") for total in (1, 4, 4, 7, 9)),
+    chunked(event(chat("b", 11)), event(chat("c", 12))).removesuffix(b"0\r\n\r\n"),  # two chunks in one read
+    chunked(event(chat('d "completion_tokens": 99 }\n\n', 13))).removesuffix(b"0\r\n\r\n"),
+    chunked(event({"choices": [], "usage": {"completion_tokens": 13, "prompt_tokens": 5}}), event("[DONE]")),
+]
+
+
+@given(st.lists(st.integers(1, len(PACED) - 1), max_size=4), st.integers(0, 200), st.booleans())
+def test_reads_taken_together_tell_what_they_tell_one_by_one(merged: list[int], cut: int, fails: bool) -> None:
+    reads = list(PACED)
+    if fails:
+        reads.insert(
+            4, chunked(event({"error": {"message": "boom", "completion_tokens": 50}})).removesuffix(b"0\r\n\r\n")
+        )
+    for place in sorted(set(merged), reverse=True):  # a read that took two pieces at once, another that took a part
+        whole = reads[place - 1] + reads.pop(place)
+        reads[place - 1 : place] = [part for part in (whole[:cut], whole[cut:]) if part]
+    timed = [(place * 1_000_000, data) for place, data in enumerate(reads)]
+    one_by_one, together = Answer("openai-chat"), Answer("openai-chat")
+    for ns, data in timed:
+        one_by_one.feed(ns, data)
+    together.feed_all(timed)
+    for name in ("times", "tokens", "counted", "events", "done", "error"):
+        assert getattr(together.chunks, name) == getattr(one_by_one.chunks, name)
+    assert together.chunks.result() == one_by_one.chunks.result()
+    assert (together.complete, together.last_ns) == (one_by_one.complete, one_by_one.last_ns)
+    assert together.chunks.tokens[-1] == (13 if not fails else one_by_one.chunks.tokens[-1])

@@ -23,7 +23,8 @@ from mtpdeploy.bench.sse import Answer, BadAnswer, error_text
 from mtpdeploy.bench.values import Api, Record, Request
 
 PARSE_AT = 65536  # bytes that may wait for the parser
-DONE = b"data: [DONE]\n\n\r\n0\r\n\r\n"  # the last event, the end of its HTTP chunk, and the last HTTP chunk
+LAST_CHUNK = b"0\r\n\r\n"  # HTTP's
+DONE = b"data: [DONE]\n\n\r\n" + LAST_CHUNK  # the last event, the end of its HTTP chunk, and the last HTTP chunk
 OPEN_AT_ONCE = 128  # connections opened side by side before the load
 ROUTES: Mapping[Api, str] = {
     "sglang": "/generate",
@@ -93,13 +94,12 @@ class Endpoint:
 class Stream(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    __slots__ = ("_got", "_settle_now", "_size", "_transport", "answer", "closed", "done", "heard_ns", "sent_ns")
+    __slots__ = ("_got", "_room", "_transport", "answer", "closed", "done", "heard_ns", "sent_ns")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._got: list[tuple[int, bytes]] = []
-        self._size = 0
-        self._settle_now = True
+        self._room = 0  # bytes that may still come before they are parsed
         self.answer: Answer | None = None
         self.done: Callable[[Stream, str | None, str | None], None] | None = None
         self.closed = False
@@ -113,16 +113,16 @@ class Stream(asyncio.Protocol):
         """The clock starts where the bytes are handed to the kernel; `done(stream, error kind, error)` ends it."""
         assert self._transport is not None
         self.answer, self.done = answer, done
-        self._settle_now = True  # until the head says how the end can be seen
+        self._room = 0  # parse each read until the head has said how the end can be seen
         self.heard_ns = self.sent_ns = time.monotonic_ns()
         self._transport.write(data)
 
-    def data_received(self, data: bytes) -> None:
-        self._got.append((time.monotonic_ns(), data))
-        self._size += len(data)
-        if self._settle_now or self._size > PARSE_AT:
+    def data_received(self, data: bytes, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._got.append((now(), data))
+        self._room -= len(data)
+        if self._room < 0:
             self._settle()
-        elif data.endswith(b"0\r\n\r\n"):
+        elif data.endswith(LAST_CHUNK):
             self._maybe_ended(data)
 
     def _maybe_ended(self, data: bytes) -> None:
@@ -130,28 +130,27 @@ class Stream(asyncio.Protocol):
         before = self._got[-2][1] if len(self._got) > 1 else b""
         answer = self.answer
         if answer is not None and (before[-32:] + data).endswith(DONE) and answer.chunked and answer.keep_alive:
-            answer.unread, self._got, self._size = self._got, [], 0
+            answer.unread, self._got, self._room = self._got, [], 0
             self._finish(None, None)
         else:
             self._settle()
 
     def _settle(self) -> None:
         """Parses what has come. Most reads of a stream only wait for this."""
-        got, self._got, self._size = self._got, [], 0
+        got, self._got = self._got, []
         answer = self.answer
         if answer is None:  # bytes that nobody asked for
             self.abort()
             return
         try:
-            for ns, data in got:
-                answer.feed(ns, data)
+            answer.feed_all(got)
         except BadAnswer as exc:
             self.abort()
             self._finish("protocol", str(exc))
             return
         if got:
             self.heard_ns = got[-1][0]
-        self._settle_now = not answer.chunked
+        self._room = PARSE_AT if answer.chunked else 0
         if answer.complete:
             if not answer.keep_alive:
                 self.abort()
@@ -219,7 +218,7 @@ class Outcome:
     wall_s: float = 0.0
     reconnects: int = 0
     dropped: bool = False  # stopped before the end
-    kept: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # events of complete answers, by the request's index
+    kept: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # events by the request's index
 
 
 class Client:
@@ -530,7 +529,7 @@ def record_of(
         output_limit=request.output_tokens,
         start_us=(sent_ns - started_ns) // 1000,
         scheduled_us=None if request.at_s is None else round(request.at_s * 1e6),
-        times_us=tuple((at - sent_ns) // 1000 for at in chunks.times),
+        times_us=tuple([(at - sent_ns) // 1000 for at in chunks.times]),
         tokens=tuple(chunks.tokens) if counted else None,
         end_us=(last - sent_ns) // 1000,
         error=why if kind is not None else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from mtpdeploy.bench.values import Api
@@ -18,6 +19,11 @@ NUMBER = re.compile(rb"\s*:\s*(\d+)")
 NEAR_END = 200  # bytes
 ENDS = re.compile(rb'"finish_reason"\s*:\s*"|"choices"\s*:\s*\[\s*\]')
 ERROR_TEXT = 400  # characters of a server's error that are kept
+EVENT_END = b"}\n\n\r\n"  # of a read that is one HTTP chunk with one event
+ERRORS = (b'{"error"', b'{"object":"error"')
+TAIL = 4  # events from the end that are kept for what they tell of the whole answer
+LENGTHS = 8192  # lengths whose start is remembered
+_STARTS: dict[int, bytes] = {}  # how such a read begins, by its length
 
 
 class BadAnswer(ValueError):
@@ -33,6 +39,22 @@ def count_of(payload: bytes) -> int | None:
             return None
     found = NUMBER.match(payload, at + len(COUNT))
     return int(found[1]) if found else None
+
+
+def start_of(size: int) -> bytes:
+    """How a read of `size` bytes begins if it is one HTTP chunk: the chunk's length, and the start of an event."""
+    start = _STARTS.get(size)
+    if start is None:
+        digits = next((n for n in range(1, 9) if len(b"%x" % max(size - n - 4, 0)) == n), 0)
+        start = b"%x\r\ndata: {" % max(size - digits - 4, 0)
+        if size < LENGTHS:
+            _STARTS[size] = start
+    return start
+
+
+def event_of(data: bytes) -> bytes:
+    """The JSON of a read that is one HTTP chunk with one event."""
+    return data[len(start_of(len(data))) - 1 : -len(EVENT_END) + 1]
 
 
 class Chunks:
@@ -55,7 +77,7 @@ class Chunks:
 
     def __init__(self, api: Api, keep_bytes: int = 0) -> None:
         self.api = api
-        self.kept: list[bytes] = []  # the first events, up to keep_bytes of them: the answer's text is read from them later
+        self.kept: list[bytes] = []  # the first events, up to keep_bytes: the answer's text is read from them later
         self._room = keep_bytes
         self.times: list[int] = []
         self.tokens: list[int] = []
@@ -65,7 +87,7 @@ class Chunks:
         self.error: str | None = None
         self.error_kind: str | None = None
         self._counted_last = b""  # the event that was counted last
-        self._tail: deque[bytes] = deque(maxlen=4)  # the answer's end: finish reason, usage, acceptance
+        self._tail: deque[bytes] = deque(maxlen=TAIL)  # the answer's end: finish reason, usage, acceptance
 
     def take(self, ns: int, payload: bytes) -> None:
         """One event's data."""
@@ -77,7 +99,7 @@ class Chunks:
         if self._room > 0:
             self.kept.append(payload)
             self._room -= len(payload)
-        if payload.startswith((b'{"error"', b'{"object":"error"')):
+        if payload.startswith(ERRORS):
             self._fail(payload)
             return
         total = count_of(payload)
@@ -103,6 +125,48 @@ class Chunks:
         if _carries_text(payload):
             self.counted = False
             self.times.append(ns)
+
+    def take_paced(self, reads: Sequence[tuple[int, bytes]], place: int) -> int:
+        """Takes reads from `place` on that are one HTTP chunk with one counted event each; gives the place after the last of them.
+
+        Does what `take` does, in one loop: nearly all reads of a benchmark's streams come through here. Call it only where `counted` is
+        true and nothing is half read.
+        """
+        if self._room > 0:
+            return place
+        times, tokens, tail = self.times.append, self.tokens.append, self._tail
+        starts, number, skip = _STARTS.get, NUMBER.match, len(COUNT)
+        near = NEAR_END + len(EVENT_END)
+        total, counted, taken = self.tokens[-1], -1, place
+        for taken in range(place, len(reads)):
+            ns, data = reads[taken]
+            size = len(data)
+            start = starts(size) or start_of(size)
+            edge = len(start)
+            at = data.rfind(COUNT, size - near)
+            if (
+                at < edge
+                or not data.startswith(start)
+                or not data.endswith(EVENT_END)
+                or data.find(b"\n", edge) != size - 4
+                or data.startswith(ERRORS, edge - 1)
+                or (found := number(data, at + skip)) is None
+            ):
+                break
+            count = int(found[1])
+            if count > total:
+                total, counted = count, taken
+                times(ns)
+                tokens(count)
+        else:
+            taken = len(reads)
+        self.events += taken - place
+        for one in range(max(place, taken - TAIL), taken):
+            payload = event_of(reads[one][1])
+            tail.append(payload)
+            if one == counted:
+                self._counted_last = payload
+        return taken
 
     def _fail(self, payload: bytes) -> None:
         self.error = error_text(payload)
@@ -260,10 +324,22 @@ class Answer:
     def catch_up(self) -> None:
         """Feeds what the client had laid aside. BadAnswer also if the answer is then not complete although its end was seen."""
         unread, self.unread = self.unread, []
-        for ns, data in unread:
-            self.feed(ns, data)
+        self.feed_all(unread)
         if unread and not self.complete:
             raise BadAnswer("the answer's end came before its parts were complete")
+
+    def feed_all(self, reads: Sequence[tuple[int, bytes]]) -> None:
+        """Feeds reads that came one after the other: as `feed` on each, and faster."""
+        place = 0
+        while place < len(reads):
+            paced = self._stream and self.chunks.counted and self._between and not self.complete
+            taken = self.chunks.take_paced(reads, place) if paced else place
+            if taken > place:
+                self.last_ns = reads[taken - 1][0]
+                place = taken
+            else:
+                self.feed(*reads[place])
+                place += 1
 
     @property
     def body(self) -> bytes:
@@ -274,20 +350,21 @@ class Answer:
         """The answer is an event stream; otherwise `body` has it."""
         return self._stream
 
+    @property
+    def _between(self) -> bool:
+        """Between two HTTP chunks and two events: nothing is half read."""
+        return not self._chunk_left and not self._raw and not self._line and self._head is None and self.chunked
+
     def feed(self, ns: int, data: bytes) -> None:
         """Bytes that came at `ns`. Bytes after the answer's end are an error of the server's."""
         if self.complete:
             raise BadAnswer("bytes after the end of the answer")
         self.last_ns = ns
-        if self._stream and not self._chunk_left and not self._raw and not self._line and data.endswith(b"}\n\n\r\n"):
+        if self._stream and data.endswith(EVENT_END) and self._between:
             # One read, one HTTP chunk, one event: how a paced stream arrives nearly always.
-            edge = data.find(b"\r\n")
-            if (
-                data.startswith(b"data: {", edge + 2)
-                and data[:edge] == b"%x" % (len(data) - edge - 4)
-                and data.find(b"\n", edge + 2) == len(data) - 4
-            ):
-                self.chunks.take(ns, data[edge + 8 : -4])
+            start = start_of(len(data))
+            if data.startswith(start) and data.find(b"\n", len(start)) == len(data) - 4:
+                self.chunks.take(ns, event_of(data))
                 return
         if self._head is not None:
             self._head += data

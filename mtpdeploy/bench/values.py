@@ -107,6 +107,7 @@ class RunSpec:
     ignore_eos: bool = False
     timeout_s: float = 600.0  # without a byte from the server
     salt: bool = True
+    nonce: str | None = None  # begins every salt; None: drawn. Runs with the same one send the same requests
     expect: Mapping[str, object] = field(default_factory=dict)  # launch_id and what else must hold during the run
     stop: Stop = field(default_factory=Stop)
     flush_cache: bool = False
@@ -163,7 +164,11 @@ class Record:
 
     def as_json(self) -> dict[str, object]:
         """One line of records.jsonl; what is None is left out."""
-        return {f.name: _plain(value) for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        told = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        for name in ("times_us", "tokens", "spec_histogram"):  # thousands of numbers: no look at each
+            if name in told:
+                told[name] = list(told[name])
+        return told
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Record:
@@ -209,6 +214,7 @@ class Measured:
     server_before: Mapping[str, object] = field(default_factory=dict)
     server_after: Mapping[str, object] = field(default_factory=dict)
     foreign: tuple[str, ...] | None = None  # other work seen at the server; None: could not be looked for
+    windows_dropped: tuple[str, ...] = ()  # the other work seen in windows before this one, which do not count
     complete: bool = True  # False: interrupted; what was measured until then is kept
 
     def as_json(self) -> dict[str, object]:
@@ -221,8 +227,9 @@ class Measured:
             Sample(item["at_s"], item.get("running"), item.get("queued")) for item in known.get("samples", ())
         )
         known["gpu"] = tuple(known.get("gpu", ()))
-        if "foreign" in known:
-            known["foreign"] = tuple(known["foreign"])
+        for name in ("foreign", "windows_dropped"):
+            if name in known:
+                known[name] = tuple(known[name])
         return cls(**known)
 
 
@@ -308,6 +315,7 @@ class Point:
     client: Mapping[str, object] = field(default_factory=dict)
     marks: tuple[str, ...] = ()  # true and worth knowing, but no reason against the numbers: `measures queueing`, …
     complete: bool = True
+    windows_dropped: int = 0
 
     def as_json(self) -> dict[str, object]:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
