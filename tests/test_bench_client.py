@@ -201,7 +201,7 @@ def test_work_of_others_in_the_window_is_seen_in_the_servers_counters(run: Calla
     with Mock(Script(foreign_tokens=50, **FAST)) as server:
         answer = run(server)
     assert "200 output tokens that this client did not ask for" in only(answer).invalid_because[0]
-    assert answer.as_json()["windows_dropped"] == 1
+    assert answer.as_json()["windows_dropped"] == 3  # measured three times, and each time in company
     assert answer.exit_code == 13
 
 

@@ -516,6 +516,15 @@ class Keeper:
         assert self.run is not None
         self.run.append_jsonl("records.jsonl", event["records"])
 
+    def _outputs(self, event: Mapping[str, Any]) -> None:
+        assert self.run is not None
+        self.run.append_jsonl("outputs.jsonl", event["outputs"])
+
+    def _dropped(self, event: Mapping[str, Any]) -> None:
+        """A window that does not count stays as evidence, in a file that no figure is computed from."""
+        assert self.run is not None
+        self.run.append_jsonl("dropped.jsonl", [{key: value for key, value in event.items() if key != "what"}])
+
     def _measured(self, event: Mapping[str, Any]) -> None:
         assert self.run is not None
         self.run.append_jsonl("measured.jsonl", [event["measured"]])

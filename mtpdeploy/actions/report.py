@@ -39,8 +39,11 @@ class BenchAnswer:
 
     @property
     def windows_dropped(self) -> int:
-        """Points whose window held other work, and that count for nothing."""
-        return sum(any(why.startswith("other work") for why in point.invalid_because) for point in self.points)
+        """Windows that held other work: dropped and measured again, or left as an invalid point in the end."""
+        return sum(
+            point.windows_dropped + any(why.startswith("other work") for why in point.invalid_because)
+            for point in self.points
+        )
 
     @property
     def knee(self) -> Point | None:

@@ -375,7 +375,7 @@ def _acceptance(a: Sequence[Pass], b: Sequence[Pass]) -> Acceptance | None:
 
 
 def _agreement(a: Sequence[Measured], b: Sequence[Measured]) -> Agreement | None:
-    """Over prompts whose answers both arms kept; only at temperature 0."""
+    """Over requests that both arms sent alike and whose answers both kept; only at temperature 0."""
     if any((one.provenance.temperature or 0.0) > 0 for one in (*a, *b)):
         return None
     left, right = _outputs(a), _outputs(b)
@@ -392,9 +392,10 @@ def _agreement(a: Sequence[Measured], b: Sequence[Measured]) -> Agreement | None
     return Agreement(len(shared), identical, float(statistics.median(lengths)), min(lengths), unit)
 
 
-def _outputs(arm: Sequence[Measured]) -> Mapping[str, tuple[int, ...] | str]:
+def _outputs(arm: Sequence[Measured]) -> Mapping[tuple[str, str | None], tuple[int, ...] | str]:
+    """By prompt and by what was sent: another salt before the same prompt may have another answer."""
     return {
-        sample.prompt: sample.output
+        (sample.prompt, sample.sent): sample.output
         for run in arm
         for one in run.passes
         for sample in one.samples

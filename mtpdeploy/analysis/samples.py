@@ -23,6 +23,7 @@ class Sample:
     accept_length: tokens a verify step, from the server's own count for this request; None without MTP or without
         that count.
     output: the answer's beginning, as token ids or as text, where it was kept.
+    sent: a digest of the request as it was sent, salt included, where the output was kept: equal only for the same request.
     """
 
     prompt: str
@@ -36,6 +37,7 @@ class Sample:
     verify_steps: int | None = None
     category: str | None = None
     output: tuple[int, ...] | str | None = None
+    sent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ def point(
         client=dict(facts.client) if facts else {},
         marks=tuple(marks),
         complete=facts.complete if facts else True,
+        windows_dropped=len(facts.windows_dropped) if facts else 0,
     )
     return _with_objectives(made, slo) if slo else made
 
@@ -588,6 +589,11 @@ def _judge(
     against += _client_verdict(facts, ttft)
     marks += _client_marks(facts, ttft)
     against += [f"other work at the server: {what}" for what in facts.foreign or ()]
+    if facts.windows_dropped:
+        again = "" if facts.foreign else "; this one had none"
+        marks.append(
+            f"{len(facts.windows_dropped)} earlier windows held other work ({facts.windows_dropped[-1]}) and were dropped{again}"
+        )
     limit = _number(facts.server_before.get("effective_max_running_requests"))
     in_flight = concurrency if process == "closed" else None
     if limit is not None and in_flight is not None and in_flight > limit:
@@ -617,6 +623,8 @@ def _identity(facts: Measured) -> list[str]:
         before, after = facts.server_before.get(key), facts.server_after.get(key)
         if before is not None and after is not None and before != after:
             found.append(f"the server changed during the point: {text} was {before}, then {after}")
+    if facts.server_after.get("reset"):
+        found.append(f"the server was restarted during the point: {facts.server_after['reset']}")
     if facts.server_after.get("gone"):
         found.append(f"the server no longer answered at the end: {facts.server_after['gone']}")
     return found[:1]

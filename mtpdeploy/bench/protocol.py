@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from mtpdeploy.bench import metrics
+from mtpdeploy.bench import metrics, outputs
 from mtpdeploy.bench.client import Client, Endpoint, EndpointError, Outcome, Ready
 from mtpdeploy.bench.counters import Scrape, difference, was_reset
 from mtpdeploy.bench.sampler import GpuSamples
@@ -32,6 +34,9 @@ SEARCH_STEP = 0.05  # of the rate
 POLL_S = 1.0  # the server's load while a point runs
 PROGRESS_S = 0.25
 SETTLE_S = 2.0  # the server's counters may come a moment after the last token
+WINDOW_TRIES = 3  # a window that held others' work is measured again, so often in all
+CALM_S = 1.0  # before it is
+CROWDED_SAMPLES = 2  # a second apart: a health probe is gone by then
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -123,17 +128,18 @@ async def measure(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Ha
     """Runs every point of `spec`, in order, and emits what comes of it.
 
     Events: server {server, api, notes}; progress {point, of, done, requests, tok_s, left_s}; records {records};
-    measured {measured}; skipped {point, why}. EndpointError: the server cannot be measured at all.
+    outputs {outputs}; measured {measured}; dropped {point, why, records, measured}; note {text}; skip {point, why}.
+    EndpointError: the server cannot be measured at all.
     """
     halt = halt or Halt()
-    nonce = secrets.token_hex(3) if spec.salt else ""
+    nonce = (spec.nonce or secrets.token_hex(3)) if spec.salt else ""
     async with Target(spec.url, key) as target:
         server = await target.identity() | _process(spec)
         shape, notes = await _shape(spec, server, key, nonce)
         emit({"what": "server", "server": server, "api": shape.api, "notes": notes, "template": _source(shape)})
         client = Client(_endpoint(spec, shape.api, key), timeout_s=spec.timeout_s)
         try:
-            run = Run(spec, shape, client, target, emit, halt, nonce)
+            run = Run(spec, shape, client, target, emit, halt, nonce, bool(server.get("incremental_streaming_output")))
             await (search(run) if spec.stop.search else sweep(run))
         finally:
             client.close()
@@ -150,10 +156,41 @@ class Run:
     emit: Emit
     halt: Halt
     nonce: str
+    incremental: bool  # /generate sends only what is new with every event
+    windows: Counter[str] = field(default_factory=Counter)  # how often each load was measured
 
     async def measure(self, point: PointSpec) -> Point:
-        self.emit({"what": "progress", "point": point.index, "label": point.label, "stage": "warm-up"})
-        return await _point(self, point)
+        """One window, or, if others' work was seen in it, another; the last one counts, and says which went before it."""
+        dropped: list[str] = []
+        while True:
+            self.emit({"what": "progress", "point": point.index, "label": point.label, "stage": "warm-up"})
+            window = await _window(self, point)
+            facts = window.facts
+            if not facts.foreign or self.halt.asked or len(dropped) + 1 >= WINDOW_TRIES:
+                break
+            dropped += facts.foreign
+            self.emit({"what": "dropped", "point": point.index, "why": list(facts.foreign), **window.as_json()})
+            self.emit(
+                {
+                    "what": "note",
+                    "text": f"{point.label}: a window with other work in it ({'; '.join(facts.foreign)}) is dropped and measured again",
+                }
+            )
+            await asyncio.sleep(CALM_S)
+        window = replace(window, facts=replace(facts, windows_dropped=tuple(dropped)))
+        told = window.as_json()
+        self.emit({"what": "records", "records": told["records"]})
+        if window.outputs:
+            self.emit({"what": "outputs", "outputs": list(window.outputs)})
+        self.emit({"what": "measured", "measured": told["measured"]})
+        return metrics.point(window.records, window.facts, index=point.index)
+
+    def mark(self, point: PointSpec) -> str:
+        """Starts the salts of one window: the same for the same load in another run, never twice in this one."""
+        load = [point.process, point.concurrency, point.rate, point.input_tokens, point.output_tokens, point.repeat]
+        name = hashlib.sha256(repr(load).encode()).hexdigest()[:4]
+        self.windows[name] += 1
+        return f"{self.nonce}{name}" + (f".{self.windows[name]}" if self.windows[name] > 1 else "")
 
     def skip(self, point: PointSpec, why: str) -> None:
         self.emit({"what": "skip", "point": point.index, "why": why})
@@ -311,18 +348,33 @@ async def _probe(spec: RunSpec, shape: Shape, key: str | None, nonce: str) -> Re
         client.close()
 
 
-async def _point(run: Run, point: PointSpec) -> Point:
-    """Warm-up, counters, load, counters. What an interrupt leaves is kept and marked."""
-    spec, shape, client, target, emit, halt, nonce = (
-        run.spec, run.shape, run.client, run.target, run.emit, run.halt, run.nonce,
-    )  # fmt: skip
-    endpoint = client.endpoint
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measurement of a point."""
 
-    def ready(requests: Sequence[Request], mark: str) -> list[Ready]:
-        """Everything is encoded before the clock runs. Salts differ by run, point and request."""
-        salts = (f"{nonce}-{mark}{point.index}-{one.index}" if nonce else "" for one in requests)
+    records: Sequence[Record]
+    facts: Measured
+    outputs: Sequence[Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"records": [record.as_json() for record in self.records], "measured": self.facts.as_json()}
+
+
+async def _window(run: Run, point: PointSpec) -> Window:
+    """Warm-up, counters, load, counters. What an interrupt leaves is kept and marked."""
+    spec, shape, client, target, emit, halt = run.spec, run.shape, run.client, run.target, run.emit, run.halt
+    endpoint = client.endpoint
+    mark = run.mark(point) if run.nonce else ""
+    wanted = _to_keep(run, point)
+
+    def salt(one: Request, kind: str = "") -> str:
+        return f"{mark}-{kind}{one.index}" if mark else ""
+
+    def ready(requests: Sequence[Request], kind: str = "") -> list[Ready]:
+        """Everything is encoded before the clock runs. Salts differ by load, window and request."""
         return [
-            Ready(one, endpoint.encode(shape.body(one, spec, salt))) for one, salt in zip(requests, salts, strict=True)
+            Ready(one, endpoint.encode(shape.body(one, spec, salt(one, kind))), None if kind else wanted.get(one.index))
+            for one in requests
         ]
 
     if spec.flush_cache and (refused := await target.flush_cache()):
@@ -333,7 +385,7 @@ async def _point(run: Run, point: PointSpec) -> Point:
             await client.closed_loop(ready(point.warmup, "w"), len(point.warmup), -1)
     if before_warmup is not None:
         await _settled(target, before_warmup, len(point.warmup))
-    work = ready(point.requests, "m")
+    work = ready(point.requests)
     server_before = await _identity(target, spec)
     counters_before = await target.scrape()
     records: list[Record] = []
@@ -385,13 +437,35 @@ async def _point(run: Run, point: PointSpec) -> Point:
     )
     if counters_before is not None and counters_after is not None:
         gained, histograms = difference(counters_before, counters_after)
-        foreign = _foreign(gained, records, counters_before, counters_after)
-        facts = replace(
-            facts, counters=gained, histograms=histograms, gauges=dict(counters_after.gauges), foreign=foreign
-        )
-    emit({"what": "records", "records": [record.as_json() for record in records]})
-    emit({"what": "measured", "measured": facts.as_json()})
-    return metrics.point(records, facts, index=point.index)
+        facts = replace(facts, counters=gained, histograms=histograms, gauges=dict(counters_after.gauges))
+        if was_reset(counters_before, counters_after):
+            facts = replace(facts, server_after={**facts.server_after, "reset": "its counters fell"})
+        else:
+            facts = replace(facts, foreign=_foreign(gained, records, samples, point.concurrency))
+    said = [_output(run, point, one, salt(one), outcome.kept.get(one.index)) for one in point.requests if wanted]
+    return Window(records, facts, [one for one in said if one])
+
+
+def _to_keep(run: Run, point: PointSpec) -> dict[int, int]:
+    """Bytes of events to keep by a request's index: each prompt's first answer, where another run can have the same one."""
+    if run.spec.temperature != 0:
+        return {}
+    size = outputs.EVENT_BYTES if run.incremental or run.shape.api != "sglang" else 0
+    first: dict[str, int] = {}
+    for one in point.requests:
+        first.setdefault(one.prompt.id, one.index)
+    return dict.fromkeys(list(first.values())[:outputs.ANSWERS], size)
+
+
+def _output(
+    run: Run, point: PointSpec, one: Request, salt: str, events: Sequence[bytes] | None
+) -> Mapping[str, Any] | None:
+    api = run.shape.api
+    told = outputs.read(api, events, incremental=run.incremental or api != "sglang") if events else None
+    if told is None:
+        return None
+    sent = outputs.sent(_salted(one.prompt.messages, salt), one.output_tokens)
+    return {"point": point.index, "index": one.index, "prompt_id": one.prompt.id, "sent": sent, **told}
 
 
 async def _identity(target: Target, spec: RunSpec) -> dict[str, Any]:
@@ -420,24 +494,26 @@ def _tokens(records: Sequence[Record]) -> int:
 
 
 def _foreign(
-    gained: Mapping[str, float], records: Sequence[Record], before: Scrape, after: Scrape
+    gained: Mapping[str, float], records: Sequence[Record], samples: Sequence[Sample], lanes: int | None
 ) -> tuple[str, ...] | None:
     """Work of others in the window, by the server's counters. Health probes of one token each are below the limit."""
-    if was_reset(before, after):
-        return ("the server's counters fell during the point: it was restarted",)
     finished = gained.get("sglang:num_requests_total", gained.get("vllm:request_success_total"))
     generated = gained.get("sglang:generation_tokens_total", gained.get("vllm:generation_tokens_total"))
+    # The counters move when a request ends: one that runs through the whole window is only seen among those running.
+    levels = [(sample.running or 0) + (sample.queued or 0) for sample in samples if sample.running is not None]
+    crowded = [level for level in levels if lanes is not None and level > lanes]
+    found = []
+    if len(crowded) >= CROWDED_SAMPLES:
+        found.append(f"{max(crowded):.0f} requests at the server, of which this client had at most {lanes}")
     if generated is None:
-        return None
+        return tuple(found) if found or levels else None
     own = _tokens(records)
-    unknown = any(record.output_tokens is None for record in records)
-    if unknown:  # failed requests made tokens that nobody counted here
-        return ()
+    unknown = any(record.output_tokens is None for record in records)  # failed requests made tokens that nobody counted
     more = generated - own
-    if more <= max(metrics.FOREIGN_TOKENS_LIMIT * own, 16):
-        return ()
-    others = f"{finished - len(records):.0f} requests and " if finished and finished > len(records) else ""
-    return (f"{others}{more:.0f} output tokens that this client did not ask for",)
+    if not unknown and more > max(metrics.FOREIGN_TOKENS_LIMIT * own, 16):
+        others = f"{finished - len(records):.0f} requests and " if finished and finished > len(records) else ""
+        found.append(f"{others}{more:.0f} output tokens that this client did not ask for")
+    return tuple(found)
 
 
 def _self_check(outcome: Outcome) -> dict[str, object]:

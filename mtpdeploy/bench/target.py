@@ -38,6 +38,7 @@ PLAIN_FACTS = (
     "disable_radix_cache",
     "simulated",
     "load_format",
+    "incremental_streaming_output",
 )
 
 
@@ -136,6 +137,8 @@ class Target:
             told["memory_usage"] = states[0].get("memory_usage")
             if isinstance(told["memory_usage"], dict):
                 told["kv_tokens"] = told["memory_usage"].get("token_capacity")
+        if info.get("stream_output"):  # its name before 0.5.10
+            told["incremental_streaming_output"] = True
         if told.get("served_model_name"):
             told["models"] = [told["served_model_name"]]
         return told

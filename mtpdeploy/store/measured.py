@@ -109,7 +109,7 @@ def _load(point: Mapping[str, Any]) -> Load:
 
 def _samples(run: Run) -> dict[int, list[Sample]]:
     found: dict[int, list[Sample]] = {}
-    outputs = {place: line for line in run.read_jsonl("outputs.jsonl") if (place := _place(line))}  # kept on request
+    outputs = {place: line for line in run.read_jsonl("outputs.jsonl") if (place := _place(line))}
     for line in run.read_jsonl("records.jsonl"):
         place = _place(line)
         sample = _sample(line, outputs.get(place, {})) if place else None
@@ -152,6 +152,7 @@ def _sample(line: Mapping[str, Any], output: Mapping[str, Any]) -> Sample | None
             verify_steps=verify,
             category=line.get("prompt_class"),
             output=_output(output),
+            sent=said if isinstance(said := output.get("sent"), str) else None,
         )
     except (TypeError, ValueError, KeyError, ZeroDivisionError, OverflowError):
         return None  # a damaged line
