@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtpdeploy.actions.frontier import alike
@@ -14,6 +14,7 @@ from mtpdeploy.errors import MtpError, NotFound, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.progress import Talk
 from mtpdeploy.store import Store
+from mtpdeploy.store.choose import HOW, chosen
 from mtpdeploy.store.launches import memory_of
 
 KINDS: tuple[Kind, ...] = ("interactive", "batch", "mixed")
@@ -29,10 +30,11 @@ def recommend(
     rate: float | None = None,
     baseline: str | None = None,
     measured_under: str | None = None,
+    run: Sequence[str] = (),
 ) -> Recommendation:
     """Raises NotFound where nothing was measured on that host, UsageError for objectives that cannot be meant.
 
-    Simulated runs speak for simulated hosts only: for a real host they are left out.
+    Simulated runs speak for simulated hosts only: for a real host they are left out. `run`: from these alone.
     """
     try:
         limits = parse_slo(slo) if slo else ()
@@ -40,24 +42,40 @@ def recommend(
         raise UsageError(f"--slo: {exc}") from exc
     if rate is not None and rate <= 0:
         raise UsageError(f"--rate {rate:g}: should be more than 0 requests a second")
-    kind, own_rate, under = _meant(home, workload)
+    kind, own_rate, under = meant(home, workload)
     store = Store(home)
     talk.stage("recommend", "reading the benchmarks")
-    found = told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
+    if run:
+        found = told_apart(_named(home, store, run, host))
+    else:
+        found = _of_one_session(
+            told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
+        )
     budgets: dict[str, Mapping[str, object]] = {}
     for one in found:
         if one.label not in budgets and (held := one.memory or memory_of(store, one.provenance.launch_id)):
             budgets[one.label] = held
     try:
         return recommended(
-            _of_one_session(found), kind, slo=limits, rate=rate if rate is not None else own_rate, baseline=baseline,
+            found, kind, slo=limits, rate=rate if rate is not None else own_rate, baseline=baseline,
             memory=budgets,
         )  # fmt: skip
     except ValueError as exc:
         raise NotFound(f"{exc} on {host or 'this host'}", next_commands=["mtpdeploy bench"]) from exc
 
 
-def _meant(home: Path, name: str) -> tuple[Kind, float | None, str | None]:
+def _named(home: Path, store: Store, names: Sequence[str], host: str | None) -> tuple[Measured, ...]:
+    """The runs that were named, a campaign standing for its own; no simulated one where the host is a real one."""
+    found = tuple(one for name in names for one in chosen(store, name))
+    where = host or found[-1].provenance.host
+    if _simulated(home, store, where) is False:
+        found = tuple(one for one in found if not one.simulated)
+        if not found:
+            raise NotFound(f"only simulated runs were named, and {where} is a real host", next_commands=HOW)
+    return found
+
+
+def meant(home: Path, name: str) -> tuple[Kind, float | None, str | None]:
     """(kind, rate, name of the workload to look for): one of the three kinds, or a workload's own file."""
     for kind in KINDS:
         if name == kind:

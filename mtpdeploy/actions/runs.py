@@ -157,22 +157,27 @@ def export(*, home: Path, talk: Talk, run: Sequence[str], format: str = "json", 
     return _written(Path(output), content, format, names)
 
 
-def report(*, home: Path, talk: Talk, run: Sequence[str] = (), output: str | None = None) -> Written:
-    """One self-contained HTML page over the runs: the comparison first where there are two sides.
+def report(
+    *, home: Path, talk: Talk, run: Sequence[str] = (), format: str = "html", output: str | None = None
+) -> Written:
+    """One self-contained page over the runs: the comparison first where there are two sides.
 
-    Without `run`: the newest benchmark. `output` defaults to report.html in the last run's folder.
+    format: html, md or json, with the same content. Without `run`: the newest benchmark. `output` defaults to report.html (.md,
+    .json) in the last run's folder.
     """
-    from mtpdeploy.report.html import page
+    from mtpdeploy.report.page import FORMATS, written
     from mtpdeploy.report.story import gathered
 
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: should be one of {', '.join(FORMATS)}")
     store = Store(home)
     talk.stage("report", "reading the runs")
     found = [store.run(name, kind="bench" if name == "last" else None) for name in (run or ("last",))]
     story = gathered(store, found)
-    talk.stage("report", "drawing")
-    content = page(story)
-    target = Path(output) if output is not None else found[-1].file("report.html")
-    made = _written(target, content, "html", tuple(one.id for one in found))
+    talk.stage("report", "drawing" if format == "html" else "writing")
+    content = written(story, format)
+    target = Path(output) if output is not None else found[-1].file(f"report.{format}")
+    made = _written(target, content, format, tuple(one.id for one in found))
     talk.done("report", str(made.path))
     return made
 

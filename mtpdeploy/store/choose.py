@@ -7,7 +7,7 @@ import re
 from mtpdeploy.analysis.samples import Measured
 from mtpdeploy.errors import ConfigError, NotFound, UsageError
 from mtpdeploy.store.measured import arms_of, measured
-from mtpdeploy.store.store import Run, RunRow, Store
+from mtpdeploy.store.store import Run, Store
 
 RUNLIKE = re.compile(r"last|\d{4,8}(-[0-9a-f-]*)?")
 HOW = ["mtpdeploy runs --kind bench", "mtpdeploy bench --profile NAME"]
@@ -19,13 +19,14 @@ def chosen(
     """The runs that `name` stands for, oldest first.
 
     A profile means its newest finished benchmark (with `beside`: on the same host under the same workload as that run),
-    together with its other runs of the same session, which are its repeats.
+    together with its other runs of the same session, which are its repeats. Beside a run of a session, its own session counts first.
     """
     made = []
     for part in filter(None, (piece.strip() for piece in name.split(","))):
         ident, _, arm = part.partition(":")
         if RUNLIKE.fullmatch(ident) and not store.runs(profile=part, limit=1):
-            made.append(measured(store.run(ident, kind="bench" if ident == "last" else None), arm or None))
+            run = store.run(ident, kind="bench" if ident == "last" else None)
+            made += _of_campaign(store, run, arm) if run.kind == "campaign" else [measured(run, arm or None)]
         else:
             made += _of_profile(store, part, host, workload, beside)
     if not made:
@@ -44,6 +45,8 @@ def pair(
         return _newest_two(store, host, workload)
     if b is None:
         run = store.run(a, kind="bench" if a == "last" else None)
+        if run.kind == "campaign":
+            return _sides(store, run)
         arms = arms_of(run)
         if len(arms) != 2:
             raise UsageError(
@@ -64,8 +67,29 @@ def benchmarks(
     """Every finished benchmark that can be read, each arm by itself, newest first."""
     found: list[Measured] = []
     for row in store.runs(kind="bench", host=host, profile=profile, workload=workload, status="done"):
-        found += _readable(store, row)
+        found += _readable(store, row.id)
     return tuple(found)
+
+
+def _of_campaign(store: Store, run: Run, arm: str = "") -> list[Measured]:
+    """What a campaign measured, or one arm of it; what was deleted or damaged since is passed over."""
+    named = run.meta.get("runs")
+    found = [one for name in (named if isinstance(named, list) else ()) for one in _readable(store, str(name))]
+    held = [one for one in found if not arm or one.name == arm]
+    if not held:
+        what = f"measured nothing of {arm!r}" if arm and found else "has no measurement that can be read"
+        raise NotFound(f"campaign {run.id} {what}", next_commands=[f"mtpdeploy campaign --resume {run.id}"])
+    return held
+
+
+def _sides(store: Store, run: Run) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
+    """The first two arms of a campaign."""
+    held = _of_campaign(store, run)
+    names = list(dict.fromkeys(one.name for one in held))
+    if len(names) < 2:
+        raise NotFound(f"campaign {run.id} measured {names[0]} only", next_commands=[f"mtpdeploy runs show {run.id}"])
+    a, b = (tuple(one for one in held if one.name == name) for name in names[:2])
+    return a, b
 
 
 def _is_run(store: Store, name: str) -> bool:
@@ -82,7 +106,11 @@ def _of_profile(
     for own_arms in (False, True):
         found: list[Measured] = []
         listed = None if own_arms else profile
-        for one in benchmarks(store, host=host, workload=workload, profile=listed):
+        made = benchmarks(store, host=host, workload=workload, profile=listed)
+        if beside is not None and beside.provenance.session is not None:
+            # Measured in the same session as the other side, if there is such a one: a newer run is of other conditions.
+            made = (*(one for one in made if one.provenance.session == beside.provenance.session), *made)
+        for one in made:
             if one.provenance.profile == profile or one.provenance.arm == profile:
                 if found and not _repeat_of(one, found[0]):
                     break
@@ -128,9 +156,9 @@ def _repeat_of(one: Measured, first: Measured) -> bool:
     return first.provenance.session is not None and alike
 
 
-def _readable(store: Store, row: RunRow) -> list[Measured]:
+def _readable(store: Store, name: str) -> list[Measured]:
     try:
-        run: Run = store.run(row.id)
+        run: Run = store.run(name)
         arms = arms_of(run)
         return [measured(run, arm) for arm in arms] if len(arms) > 1 else [measured(run)]
     except (ConfigError, UsageError, NotFound, OSError):
