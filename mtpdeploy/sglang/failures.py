@@ -247,7 +247,8 @@ CLASSES: Mapping[str, _Class] = {
     "model_not_found": _Class(
         "the model is not where the arguments say",
         "neither",
-        "check the path at the host (an unreadable path is answered as a bad repo id), the token for a gated model, the network",
+        "check the path at the host (an unreadable path is answered as a bad repo id), whether the download is whole, the token for a gated model, "
+        "the network",
     ),
 }  # fmt: skip
 

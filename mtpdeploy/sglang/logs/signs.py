@@ -219,6 +219,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"401 Client Error|403 Client Error|404 Client Error",
         r"Can't load (?:the )?(?:tokenizer|configuration|config|model|processor|feature extractor)",
         r"Unrecognized model in ",
+        r"config file at '[^']*' is not a valid JSON file",
         r"Cannot find any model weights with",  # model_loader/loader.py
         r"does not appear to have (?:a file named|files named) (?:config\.json|pytorch_model|model\.safetensors)",
         r"LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find the requested files in the (?:disk cache|local cache)",
