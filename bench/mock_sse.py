@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import heapq
 import json
 import os
+import resource
+import signal
+import socket
 import time
 
 RECORD: list[tuple[float, float]] = []
@@ -165,7 +169,7 @@ class Stream(asyncio.Protocol):
         self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-async def main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=129)
@@ -173,13 +177,42 @@ async def main() -> None:
     parser.add_argument("--first-ms", type=float, default=200.0)
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--cpu", type=int)
+    parser.add_argument("--processes", type=int, default=1, help="that share the port; each has a /record of its own")
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(serve(options, share(options)))
+
+
+def share(options: argparse.Namespace) -> socket.socket:
+    """The listening socket of this process; with several, each has one of its own on the same port, and all end with the first."""
+    port, first = options.port, os.getpid()
+    for number in range(options.processes):
+        if number and os.fork() == 0:
+            prctl = ctypes.CDLL(None).prctl
+            prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+            if os.getppid() != first:
+                raise SystemExit(0)
+        elif number:
+            continue
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind(("127.0.0.1", port))
+        one.listen(4096)
+        if number:
+            return one
+        mine, port = one, one.getsockname()[1]
+    print(f"port {port}", flush=True)
+    return mine
+
+
+async def serve(options: argparse.Namespace, listening: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     pace = Pace(loop)
-    server = await loop.create_server(lambda: Stream(options, pace), "127.0.0.1", options.port, backlog=4096)
-    print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
+    server = await loop.create_server(lambda: Stream(options, pace), sock=listening, backlog=4096)
     await server.serve_forever()
 
 
@@ -190,4 +223,4 @@ if __name__ == "__main__":
         uvloop.install()
     except ImportError:
         pass
-    asyncio.run(main())
+    main()

@@ -13,8 +13,9 @@ import json
 import ssl
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +23,13 @@ from urllib.parse import urlsplit
 from mtpdeploy.bench.sse import Answer, BadAnswer, error_text
 from mtpdeploy.bench.values import Api, Record, Request
 
-PARSE_AT = 65536  # bytes that may wait for the parser
+PARSE_AT = (
+    16384  # bytes of a stream that may wait for the parser: more is more memory, and a longer stop when they are parsed
+)
 LAST_CHUNK = b"0\r\n\r\n"  # HTTP's
 DONE = b"data: [DONE]\n\n\r\n" + LAST_CHUNK  # the last event, the end of its HTTP chunk, and the last HTTP chunk
+COLLECT_S = 60.0  # between collections of cyclic garbage during a load: others in this process (the scrapes) make some
+SPARE_FILES = 128  # open files beside the connections
 OPEN_AT_ONCE = 128  # connections opened side by side before the load
 ROUTES: Mapping[Api, str] = {
     "sglang": "/generate",
@@ -32,6 +37,9 @@ ROUTES: Mapping[Api, str] = {
     "openai": "/v1/completions",
 }
 Told = Callable[[Record], None]
+Begin = Callable[
+    [], Awaitable[int]
+]  # says that all is ready, and gives the time (monotonic, ns) at which the load starts
 
 
 class EndpointError(Exception):
@@ -209,16 +217,26 @@ class Ready:
 
 @dataclass
 class Outcome:
-    """How the client itself did."""
+    """How the client itself did; the records went to `told`.
 
-    records: list[Record] = field(default_factory=list)
+    parts: of each client process, where there were several.
+    """
+
     started_ns: int = 0
-    loop_lags_ms: list[float] = field(default_factory=list)
+    loop_lags_ms: array[float] = field(default_factory=lambda: array("f"))
     cpu_s: float = 0.0
     wall_s: float = 0.0
     reconnects: int = 0
     dropped: bool = False  # stopped before the end
     kept: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # events by the request's index
+    parts: tuple[Outcome, ...] = ()
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Of one core; of several processes the busiest one's."""
+        if self.parts:
+            return max((part.cpu_share or 0.0 for part in self.parts), default=None)
+        return self.cpu_s / self.wall_s if self.wall_s > 0 else None
 
 
 class Client:
@@ -236,6 +254,7 @@ class Client:
     async def connect(self, count: int) -> None:
         """Opens connections until `count` are ready. Raises EndpointError where none can be had."""
         self._idle = deque(stream for stream in self._idle if not stream.closed)
+        _allow_files(count)
         while len(self._idle) < count:
             wave = min(OPEN_AT_ONCE, count - len(self._idle))
             self._idle.extend(await asyncio.gather(*(self._open() for _ in range(wave))))
@@ -270,23 +289,26 @@ class Client:
         for stream in tuple(self._flying):
             stream.fail("interrupted", "the benchmark was interrupted")
 
-    async def closed_loop(self, work: Sequence[Ready], lanes: int, point: int, told: Told | None = None) -> Outcome:
+    async def closed_loop(
+        self, work: Sequence[Ready], lanes: int, point: int, told: Told, *, begin: Begin | None = None
+    ) -> Outcome:
         """`lanes` requests at all times until the work is done; a lane sends its next one as soon as it has an answer."""
         await self.connect(min(lanes, len(work)))
-        return await self._run(work, point, told, lanes=lanes)
+        return await self._run(work, point, told, begin, lanes=lanes)
 
     async def open_loop(
-        self, work: Sequence[Ready], point: int, told: Told | None = None, *, cap: int | None = None
+        self, work: Sequence[Ready], point: int, told: Told, *, cap: int | None = None, begin: Begin | None = None
     ) -> Outcome:
         """Each request at its own time `at_s`, whatever became of the ones before; with `cap`, at most so many in flight."""
         await self.connect(min(cap or 64, len(work), 1024))
-        return await self._run(work, point, told, cap=cap)
+        return await self._run(work, point, told, begin, cap=cap)
 
     async def _run(
         self,
         work: Sequence[Ready],
         point: int,
-        told: Told | None,
+        told: Told,
+        start: Begin | None,
         *,
         lanes: int | None = None,
         cap: int | None = None,
@@ -301,15 +323,15 @@ class Client:
         opened_before = self.reconnects
         if not work:
             return outcome
+        # A collection stops every stream: what is there already is looked at no more, what comes now only when `_watch` says so.
         gc.collect()
-        gc.disable()  # nothing here makes cycles, and a full collection stops every stream
+        gc.freeze()
+        gc.disable()
 
         def keep(record: Record) -> None:
             nonlocal left
-            outcome.records.append(record)
             left -= 1
-            if told is not None:
-                told(record)
+            told(record)
             if left == 0 and not finished.done():
                 finished.set_result(None)
 
@@ -415,31 +437,35 @@ class Client:
             else:
                 begin(place, None)
 
-        watch = loop.create_task(self._watch(outcome))
-        cpu = time.process_time()
-        outcome.started_ns = time.monotonic_ns()
-        pacer = None
         halt = threading.Event()
+        watch = None
+        cpu = time.process_time()
         try:
+            outcome.started_ns = time.monotonic_ns() if start is None else await start()
+            if (early := outcome.started_ns - time.monotonic_ns()) > 0:
+                await asyncio.sleep(early / 1e9)
+            watch = loop.create_task(self._watch(outcome))
+            cpu = time.process_time()
             if lanes is not None:
                 for lane in range(min(lanes, len(work))):
                     begin(next(upcoming), lane)
             else:
-                pacer = threading.Thread(
+                threading.Thread(
                     target=_pace, args=(loop, work, outcome.started_ns, due, halt), name="pacer", daemon=True
-                )
-                pacer.start()
+                ).start()
             stopped = loop.create_task(self._until_stopped())
             await asyncio.wait({asyncio.ensure_future(finished), stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
         finally:
             halt.set()
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             outcome.wall_s = (time.monotonic_ns() - outcome.started_ns) / 1e9
             outcome.cpu_s = time.process_time() - cpu
             outcome.reconnects = self.reconnects - opened_before
             outcome.dropped = left > 0
             gc.enable()
+            gc.unfreeze()
         return outcome
 
     async def _until_stopped(self) -> None:
@@ -450,7 +476,7 @@ class Client:
     async def _watch(self, outcome: Outcome) -> None:
         """The client's own punctuality, and the limit on silence."""
         step = 0.02
-        last_check = time.monotonic()
+        last_check = last_collection = time.monotonic()
         while True:
             expected = time.monotonic() + step
             await asyncio.sleep(step)
@@ -458,11 +484,32 @@ class Client:
             outcome.loop_lags_ms.append(max(0.0, now - expected) * 1000)
             if now - last_check > 1:
                 last_check = now
+                if now - last_collection > COLLECT_S:
+                    last_collection = now
+                    gc.collect()
                 limit = self.timeout_s * 1e9
                 clock = time.monotonic_ns()
                 for stream in tuple(self._flying):
                     if stream.silent_for_ns(clock) > limit:
                         stream.fail("timeout", f"no byte from the server for {self.timeout_s:g} s")
+
+
+def _allow_files(count: int) -> None:
+    """Raises this process's limit of open files for `count` connections. EndpointError if the machine's own limit is below."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    need = count + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise EndpointError(
+            "files",
+            f"{count} connections need {need} open files, this machine allows {hard}: raise it (ulimit -Hn {need})",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 def _pace(

@@ -21,7 +21,9 @@ from typing import Any
 from mtpdeploy.bench import metrics, outputs
 from mtpdeploy.bench.client import Client, Endpoint, EndpointError, Outcome, Ready
 from mtpdeploy.bench.counters import Scrape, difference, was_reset
+from mtpdeploy.bench.crew import Clients
 from mtpdeploy.bench.sampler import GpuSamples
+from mtpdeploy.bench.spool import Spool
 from mtpdeploy.bench.target import Target, process_identity
 from mtpdeploy.bench.template import ChatTemplate
 from mtpdeploy.bench.template import find as find_template
@@ -137,12 +139,12 @@ async def measure(spec: RunSpec, emit: Emit, *, key: str | None = None, halt: Ha
         server = await target.identity() | _process(spec)
         shape, notes = await _shape(spec, server, key, nonce)
         emit({"what": "server", "server": server, "api": shape.api, "notes": notes, "template": _source(shape)})
-        client = Client(_endpoint(spec, shape.api, key), timeout_s=spec.timeout_s)
+        clients = Clients(_endpoint(spec, shape.api, key), timeout_s=spec.timeout_s, processes=spec.client_processes)
         try:
-            run = Run(spec, shape, client, target, emit, halt, nonce, bool(server.get("incremental_streaming_output")))
+            run = Run(spec, shape, clients, target, emit, halt, nonce, bool(server.get("incremental_streaming_output")))
             await (search(run) if spec.stop.search else sweep(run))
         finally:
-            client.close()
+            clients.close()
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Run:
 
     spec: RunSpec
     shape: Shape
-    client: Client
+    clients: Clients
     target: Target
     emit: Emit
     halt: Halt
@@ -343,7 +345,9 @@ async def _probe(spec: RunSpec, shape: Shape, key: str | None, nonce: str) -> Re
     client = Client(endpoint, timeout_s=min(spec.timeout_s, 120.0))
     try:
         ready = Ready(request, endpoint.encode(shape.body(request, spec, f"{nonce}-probe" if nonce else "")))
-        return (await client.closed_loop([ready], 1, -1)).records[0]
+        records: list[Record] = []
+        await client.closed_loop([ready], 1, -1, records.append)
+        return records[0]
     finally:
         client.close()
 
@@ -362,7 +366,8 @@ class Window:
 
 async def _window(run: Run, point: PointSpec) -> Window:
     """Warm-up, counters, load, counters. What an interrupt leaves is kept and marked."""
-    spec, shape, client, target, emit, halt = run.spec, run.shape, run.client, run.target, run.emit, run.halt
+    spec, shape, target, emit, halt = run.spec, run.shape, run.target, run.emit, run.halt
+    client = run.clients.of(point)
     endpoint = client.endpoint
     mark = run.mark(point) if run.nonce else ""
     wanted = _to_keep(run, point)
@@ -382,18 +387,18 @@ async def _window(run: Run, point: PointSpec) -> Window:
     before_warmup = await target.scrape()
     with halt.telling(client.stop):
         if point.warmup and not halt.asked:
-            await client.closed_loop(ready(point.warmup, "w"), len(point.warmup), -1)
+            await client.closed_loop(ready(point.warmup, "w"), len(point.warmup), -1, lambda record: None)
     if before_warmup is not None:
         await _settled(target, before_warmup, len(point.warmup))
     work = ready(point.requests)
     server_before = await _identity(target, spec)
     counters_before = await target.scrape()
-    records: list[Record] = []
+    spool = Spool()
     gpu = GpuSamples()
     samples: list[Sample] = []
     started = time.monotonic_ns()
     started_utc = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z"
-    side = [asyncio.ensure_future(_progress(point, records, emit, started))]
+    side = [asyncio.ensure_future(_progress(point, spool, emit, started))]
     if counters_before is not None:
         side.append(asyncio.ensure_future(_poll(target, samples, started)))
     if spec.gpu_samples and gpu.source:
@@ -403,13 +408,15 @@ async def _window(run: Run, point: PointSpec) -> Window:
             if halt.asked:
                 outcome = Outcome(dropped=True)
             elif point.open_loop:
-                outcome = await client.open_loop(work, point.index, records.append, cap=point.concurrency)
+                outcome = await client.open_loop(work, point.index, spool.append, cap=point.concurrency)
             else:
-                outcome = await client.closed_loop(work, point.concurrency or 1, point.index, records.append)
+                outcome = await client.closed_loop(work, point.concurrency or 1, point.index, spool.append)
         finally:
             for task in side:
                 task.cancel()
             await asyncio.gather(*side, return_exceptions=True)
+    records = list(spool)
+    spool.close()
     counters_after = None
     if counters_before is not None:
         done = sum(record.ok for record in records)
@@ -454,7 +461,7 @@ def _to_keep(run: Run, point: PointSpec) -> dict[int, int]:
     first: dict[str, int] = {}
     for one in point.requests:
         first.setdefault(one.prompt.id, one.index)
-    return dict.fromkeys(list(first.values())[:outputs.ANSWERS], size)
+    return dict.fromkeys(list(first.values())[: outputs.ANSWERS], size)
 
 
 def _output(
@@ -517,11 +524,15 @@ def _foreign(
 
 
 def _self_check(outcome: Outcome) -> dict[str, object]:
-    lags = sorted(outcome.loop_lags_ms)
+    """Of several client processes the one that was late most often, and the busiest one's share of its core."""
+    parts = outcome.parts or (outcome,)
+    lags = max(
+        (sorted(part.loop_lags_ms) for part in parts), key=lambda one: metrics.quantile(one, 0.9) if one else 0.0
+    )
     return {
-        "processes": 1,
+        "processes": len(parts),
         "uvloop": "uvloop" in type(asyncio.get_running_loop()).__module__,
-        "cpu_share": outcome.cpu_s / outcome.wall_s if outcome.wall_s > 0 else None,
+        "cpu_share": outcome.cpu_share,
         "cpu_s": outcome.cpu_s,
         "loop_lag_p50_ms": metrics.quantile(lags, 0.5) if lags else None,
         "loop_lag_p90_ms": metrics.quantile(lags, 0.9) if lags else None,
@@ -546,22 +557,22 @@ async def _poll(target: Target, samples: list[Sample], started: int) -> None:
             samples.append(Sample((time.monotonic_ns() - started) / 1e9, read.running, read.queued))
 
 
-async def _progress(point: PointSpec, records: Sequence[Record], emit: Emit, started: int) -> None:
+async def _progress(point: PointSpec, records: Spool, emit: Emit, started: int) -> None:
     total = len(point.requests)
     while True:
         await asyncio.sleep(PROGRESS_S)
         passed = (time.monotonic_ns() - started) / 1e9
-        tokens = _tokens(records)
+        done, tokens = records.count, records.output_tokens
         emit(
             {
                 "what": "progress",
                 "point": point.index,
                 "stage": "load",
-                "done": len(records),
+                "done": done,
                 "requests": total,
-                "failed": sum(1 for record in records if not record.ok),
+                "failed": records.failed,
                 "tok_s": tokens / passed if tokens else None,
-                "left_s": passed / len(records) * (total - len(records)) if records else None,
+                "left_s": passed / done * (total - done) if done else None,
             }
         )
 

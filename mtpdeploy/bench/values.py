@@ -113,6 +113,7 @@ class RunSpec:
     flush_cache: bool = False
     extra_body: Mapping[str, object] = field(default_factory=dict)
     gpu_samples: bool = True
+    client_processes: int | None = None  # None: by each point's concurrency and rate
 
 
 @dataclass(frozen=True, slots=True)
