@@ -58,6 +58,7 @@ def bench(
     find: str | None = None,
     arms: str | None = None,
     order: str = "ABBA",
+    client_processes: int | None = None,
     timeout: float = 600.0,
     attach: str | None = None,
 ) -> Any:
@@ -67,7 +68,7 @@ def bench(
         max_concurrency=max_concurrency, requests=requests, repeat=repeat, input_tokens=input_tokens,
         output_tokens=output_tokens, ignore_eos=ignore_eos, prompts=prompts, dataset=dataset, seed=seed,
         temperature=temperature, sweep=sweep, slo=slo, find=find, salt=prefix_cache == "salt", timeout=timeout,
-        api=api, model=model,
+        api=api, model=model, client_processes=client_processes,
     )  # fmt: skip
     if url is not None:
         for name, value in (("--host", host), ("--profile", profile), ("--set", set_), ("--arms", arms)):
@@ -124,7 +125,7 @@ class Wish:
             prompting.choose(asked.prompts, 1, seed=asked.seed)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-        for name in ("requests", "repeat", "max_concurrency"):
+        for name in ("requests", "repeat", "max_concurrency", "client_processes"):
             if given[name] is not None and given[name] < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {given[name]}: should be 1 or more")
         temperature = given["temperature"] if given["temperature"] is not None else getattr(named, "temperature", 0.0)
@@ -145,6 +146,7 @@ class Wish:
             temperature=temperature,
             ignore_eos=given["ignore_eos"] or getattr(named, "ignore_eos", False),
             timeout_s=given["timeout"],
+            client_processes=given["client_processes"],
             salt=given["salt"],
             stop=stop,
         )

@@ -356,7 +356,7 @@ def bench_options(spec: Spec) -> dict[str, Any]:
     return {
         "rate": None, "arrivals": "poisson", "trace": None, "max_concurrency": None, "repeat": None, "ignore_eos": False,
         "dataset": None, "seed": None, "temperature": None, "sweep": (), "slo": spec.slo, "find": None, "salt": True,
-        "timeout": 600.0, "api": None, "model": None, **spec.bench,
+        "timeout": 600.0, "client_processes": None, "api": None, "model": None, **spec.bench,
     }  # fmt: skip
 
 

@@ -79,6 +79,11 @@ BENCH = Verb(
         Option("find", "Search the highest load that keeps --slo.", choices=("max-goodput",)),
         Option("arms", "Profiles that take turns on one host, such as baseline,mtp; each turn deploys."),
         Option("order", "Order of the turns, such as ABBA.", default="ABBA"),
+        Option(
+            "client_processes",
+            "Client processes that share the load, one core each. Default: by the load, at most half of the cores.",
+            type=int,
+        ),
         Option("timeout", "Seconds without a byte after which a request has failed.", type=float, default=600.0),
         Option("attach", "Follow a benchmark that goes on at the host after the line was cut: its run id."),
     ),
