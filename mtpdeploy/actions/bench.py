@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mtpdeploy import __version__
@@ -19,6 +19,9 @@ from mtpdeploy.errors import ConfigError, HostUnreachable, MtpError, RemoteError
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
 from mtpdeploy.store import Run, Store
+
+if TYPE_CHECKING:
+    from mtpdeploy.actions.benchservice import Service
 
 NO_CONNECTION = ("refused", "dns", "unreachable", "timeout", "tls")
 UNKNOWN_LIMIT = 8  # the second concurrency of a plain `bench` where the server does not tell its limit
@@ -273,18 +276,30 @@ def _at_url(home: Path, talk: Talk, wish: Wish, url: str, key: Secret | None) ->
     return measured(
         home, talk, wish, asked, url, key,
         meta={"host": None, "profile": None},
-        provenance={"client_place": "url", "endpoint": f"{parts.scheme}://{parts.netloc}"},
+        provenance={
+            "client_place": "url",
+            "endpoint": f"{parts.scheme}://{parts.netloc}",
+            "effective_args": server.get("effective_args"),
+        },
     )  # fmt: skip
 
 
 def identity(url: str, key: Secret | None) -> dict[str, Any]:
-    """Who answers at the URL, before any load is decided."""
+    """Who answers at the URL, before any load is decided. effective_args: SGLang's resolved arguments, secrets masked."""
     from mtpdeploy.bench.client import EndpointError
     from mtpdeploy.bench.target import Target
+    from mtpdeploy.sglang.api import server_info
 
     async def ask() -> dict[str, Any]:
         async with Target(url, key.reveal() if key else None) as target:
-            return await target.identity()
+            server = await target.identity()
+            if server.get("kind") != "sglang":
+                return server
+            for path in ("/server_info", "/get_server_info"):
+                status, info = await target.json(path)
+                if status == 200 and isinstance(info, dict):
+                    return server | {"effective_args": dict(server_info(info).args)}
+            return server
 
     try:
         return asyncio.run(ask())
@@ -319,14 +334,18 @@ def measured(
     meta: Mapping[str, Any],
     provenance: Mapping[str, Any],
     expect: Mapping[str, Any] | None = None,
+    service: Service | None = None,
 ) -> BenchAnswer:
-    """Sends the load from here and stores what comes back."""
+    """Sends the load from here and stores what comes back. `service`: the launch behind the URL, proven again after each point."""
     from mtpdeploy.bench import protocol
     from mtpdeploy.bench.client import EndpointError
 
     points = point_specs(asked)
     spec = replace(wish.spec, url=url, points=points, expect=dict(expect or {}), gpu_samples=False)
-    keeper = Keeper(home, talk, wish, asked, spec, meta, provenance)
+    keeper = Keeper(home, talk, wish, asked, spec, meta, {**provenance, "client": _client_here()})
+    if service is not None:
+        keeper.prove_by(service.witness, service.proven)
+        keeper.stand_beside(service.look())
     try:
         protocol.run(spec, keeper.take, key=key.reveal() if key else None, halt=keeper.halt)
     except EndpointError as exc:
@@ -336,6 +355,14 @@ def measured(
         keeper.fail(type(exc).__name__, str(exc))
         raise
     return keeper.finish()
+
+
+def _client_here() -> dict[str, Any]:
+    import aiohttp
+
+    from mtpdeploy.bench import surroundings
+
+    return {"mtpdeploy": __version__, "aiohttp": aiohttp.__version__, **surroundings.client()}
 
 
 def point_specs(asked: load.Asked) -> tuple[PointSpec, ...]:
@@ -375,6 +402,20 @@ class Keeper:
         self.failure: MtpError | None = None
         self.seen = 0  # events of a client at a host that were taken
         self._labels = {point.index: point.label for point in spec.points}
+        self._witness: Callable[[], Mapping[str, Any]] | None = None
+        self._proven: Mapping[str, Any] = {}
+        self._beside: dict[str, Any] | None = None  # what stands beside the server, where the client does not
+        self._arm: str | None = None
+
+    def prove_by(self, witness: Callable[[], Mapping[str, Any]], proven: Mapping[str, Any]) -> None:
+        """For a client that is not beside the server: who answers is asked of the server's host after every point."""
+        self._witness, self._proven = witness, proven
+
+    def stand_beside(self, told: Mapping[str, Any]) -> None:
+        """Versions and model at the server's host, read there; what the client tells is then of its own machine."""
+        self._beside = dict(told)
+        if self.run is not None:
+            self._keep_beside(self._beside)
 
     @classmethod
     def of(cls, home: Path, talk: Talk, run: Run, seen: int) -> Keeper:
@@ -395,15 +436,20 @@ class Keeper:
     def run_id(self) -> str | None:
         return self.run.id if self.run else None
 
-    def begin(self, server: Mapping[str, Any], remote: str) -> None:
-        """Makes the run before the client at the host starts: a line that is cut at once must leave its name."""
+    def begin(self, server: Mapping[str, Any], remote: str, *, client: str | None = None) -> None:
+        """Makes the run before the client at the host starts: a line that is cut at once must leave its name.
+
+        client: the host where it runs, if that is not the server's.
+        """
         self._server({"server": server})
         assert self.run is not None
-        self.run.update_meta(remote_run=remote, seen=0)
+        self.seen = 0  # of this client; an arm's turn begins with another one
+        self.run.update_meta(remote_run=remote, remote_host=client, seen=0)
 
     def arm(self, name: str, facts: Mapping[str, Any]) -> None:
         """The conditions of one arm, where the run has several."""
         assert self.run is not None
+        self._arm = name
         arms = self.run.meta.get("arms")
         self.run.update_meta(arms={**(arms if isinstance(arms, Mapping) else {}), name: dict(facts)})
 
@@ -430,6 +476,8 @@ class Keeper:
         if self.run is None:
             self.run = Store(self._home).new_run("bench", meta)
             self.run.write_json("spec.json", stored_spec(self._spec))
+            if self._beside is not None:
+                self._keep_beside(self._beside)
         else:
             self.run.update_meta(**{name: event.get(name) for name in ("api", "template")})
         self.run.write_json("server_before.json", server)
@@ -437,14 +485,38 @@ class Keeper:
             self._talk.note(f"note: {note}")
 
     def _surroundings(self, event: Mapping[str, Any]) -> None:
-        """Of the host, from the client there."""
+        """Of the client's machine, which is the server's unless that was looked at by itself."""
         assert self.run is not None
         told = {key: value for key, value in event.items() if key != "what"}
+        if self._witness is not None:
+            self.run.update_meta(client_surroundings=told)
+        else:
+            self._keep_beside(told)
+
+    def _keep_beside(self, told: Mapping[str, Any]) -> None:
+        assert self.run is not None
+        meta = self.run.meta
+        facts = {
+            "model_hash": told.get("model_hash"),
+            "versions": told.get("versions"),
+            "cuda": told.get("cuda"),
+            "host_load": told.get("load_1m"),
+        }
+        known, arms = meta.get("provenance"), meta.get("arms")
+        provenance = {**(known if isinstance(known, Mapping) else {}), **facts}
+        if self._arm is not None and isinstance(arms, Mapping):
+            of_arm = arms.get(self._arm)
+            arms = {**arms, self._arm: {**(of_arm if isinstance(of_arm, Mapping) else {}), **facts}}
+            self.run.update_meta(surroundings=dict(told), provenance=provenance, arms=arms)
+        else:
+            self.run.update_meta(surroundings=dict(told), provenance=provenance)
+
+    def _client(self, event: Mapping[str, Any]) -> None:
+        """What sends the load."""
+        assert self.run is not None
         known = self.run.meta.get("provenance")
-        self.run.update_meta(
-            surroundings=told,
-            provenance={**(known if isinstance(known, Mapping) else {}), "model_hash": told.get("model_hash")},
-        )
+        told = {"mtpdeploy": __version__, **{key: event.get(key) for key in ("python", "aiohttp", "uvloop")}}
+        self.run.update_meta(provenance={**(known if isinstance(known, Mapping) else {}), "client": told})
 
     def _failed(self, event: Mapping[str, Any]) -> None:
         """The client at the host cannot measure: kept until its end is heard of."""
@@ -529,8 +601,16 @@ class Keeper:
 
     def _measured(self, event: Mapping[str, Any]) -> None:
         assert self.run is not None
-        self.run.append_jsonl("measured.jsonl", [event["measured"]])
-        self.run.write_json("server_after.json", event["measured"]["server_after"])
+        measured = event["measured"]
+        if self._witness is not None:
+            before, self._proven = self._proven, self._witness()
+            measured = {
+                **measured,
+                "server_before": {**measured["server_before"], **before},
+                "server_after": {**measured["server_after"], **self._proven},
+            }
+        self.run.append_jsonl("measured.jsonl", [measured])
+        self.run.write_json("server_after.json", measured["server_after"])
         self._finished += 1
         name = self._labels.get(event["measured"]["point"], "")
         self._talk.done("bench", f"{name}: {event['measured']['duration_s']:.1f} s")
@@ -554,8 +634,15 @@ class Keeper:
             raise KeyboardInterrupt
         self._settle(self.run, recomputed(self.run))
         if unlike:
-            self.run.update_meta(not_like_for_like=unlike_arms(self.run))
+            self.run.update_meta(
+                not_like_for_like=unlike_arms(self.run), provenance={**shared_by_arms(self.run), **self._known()}
+            )
         return recomputed(self.run)
+
+    def _known(self) -> dict[str, Any]:
+        assert self.run is not None
+        known = self.run.meta.get("provenance")
+        return {key: value for key, value in known.items() if value is not None} if isinstance(known, Mapping) else {}
 
     def _settle(self, run: Run, answer: BenchAnswer) -> None:
         foreign = [why for point in answer.points for why in point.invalid_because if why.startswith("other work")]
@@ -583,6 +670,15 @@ class Keeper:
             },
             "interrupted" if answer.interrupted else "done",
         )
+
+
+def shared_by_arms(run: Run) -> dict[str, Any]:
+    """The conditions that are the same for every arm; the others stand with the arms."""
+    arms = run.meta.get("arms")
+    facts = [one for one in arms.values() if isinstance(one, Mapping)] if isinstance(arms, Mapping) else []
+    if not facts:
+        return {}
+    return {key: value for key, value in facts[0].items() if all(one.get(key) == value for one in facts[1:])}
 
 
 def unlike_arms(run: Run) -> list[str]:

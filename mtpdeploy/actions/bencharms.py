@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mtpdeploy.actions.bench import Keeper, Wish
-from mtpdeploy.actions.benchhost import Service, remote_name, running, start, take_all
+from mtpdeploy.actions.benchhost import take_all
+from mtpdeploy.actions.benchservice import Service, remote_name, running, start
 from mtpdeploy.actions.reach import agent, targets
 from mtpdeploy.actions.report import BenchAnswer
 from mtpdeploy.bench import load
 from mtpdeploy.bench.values import PointSpec
+from mtpdeploy.bench.wire import dump
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.hosts.fanout import Outcomes
 from mtpdeploy.progress import Talk
@@ -46,6 +49,8 @@ def by_turns(
     if not (asked.concurrency or asked.rate or asked.trace):
         asked = replace(asked, concurrency=DEFAULT_LOADS)
     points = _points(asked, plan)
+    # Every launch begins with an empty cache, so the arms' requests can be the same to the byte, salt included.
+    wish = replace(wish, spec=replace(wish.spec, nonce=secrets.token_hex(3)))
     whole = replace(wish.spec, points=tuple(point for turn in points for point in turn))
     keeper = Keeper(home, talk, wish, asked, whole, {"host": where, "profile": " / ".join(names)}, {"host": where})
     try:
@@ -119,7 +124,7 @@ def _turn(
         remote = remote_name()
         keeper.begin(service.server, remote)
         keeper.arm(name, _facts(service))
-        take_all(client, keeper, start(service, spec, remote))
+        take_all(client, keeper, start(service, dump(spec), remote))
 
 
 def _facts(service: Service) -> Mapping[str, Any]:

@@ -1,27 +1,23 @@
-"""`bench` on a deployed service: proves who answers, then sends the load beside the server or from here through a tunnel."""
+"""`bench` on a deployed service: the load is sent beside the server, from another host, or from here through a tunnel."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from mtpdeploy.actions.bench import Keeper, Wish, identity, measured, point_specs
+from mtpdeploy.actions.bench import Keeper, Wish, measured, point_specs
+from mtpdeploy.actions.benchservice import Service, nonce, remote_name, running, start, tunnel
 from mtpdeploy.actions.reach import Target, agent, targets
 from mtpdeploy.actions.report import BenchAnswer
-from mtpdeploy.agent.protocol import BenchPullRequest, BenchRequest, StatusRequest
-from mtpdeploy.bench.values import RunSpec
+from mtpdeploy.agent.protocol import BenchPullRequest, BenchRequest
 from mtpdeploy.bench.wire import dump
-from mtpdeploy.errors import LineCut, NotFound, NotOurs, NotReady, RemoteError, UsageError
+from mtpdeploy.errors import LineCut, NotFound, RemoteError, UsageError
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.hosts.fanout import on_hosts
-from mtpdeploy.inventory.values import Deployment
 from mtpdeploy.progress import Talk
 from mtpdeploy.secret import Secret
 from mtpdeploy.store import Store
@@ -46,13 +42,36 @@ def at_hosts(
     place: str,
     key: Secret | None,
 ) -> Any:
-    """A BenchAnswer; of several hosts one each."""
-    found = targets(home, host, inventory, profile=profile, sets=sets, reveal=place == "here")
+    """A BenchAnswer; of several hosts one each. `place`: host, here, or the name of another host, where the client runs."""
+    found = targets(home, host, inventory, profile=profile, sets=sets, reveal=place != "host")
     by_name = {target.name: target for target in found}
+    client = None
+    if place in by_name and len(found) == 1:
+        place = "host"
+    elif place not in ("host", "here"):
+        client = _client_host(home, place, inventory, [target.name for target in found])
     return on_hosts(
         [target.host for target in found],
-        lambda one: at_host(home, talk, wish, by_name[one.name], place=place, key=key),
+        lambda one: at_host(home, talk, wish, by_name[one.name], place=place, key=key, client=client),
     )
+
+
+def _client_host(home: Path, name: str, inventory: Sequence[str], servers: Sequence[str]) -> Target:
+    """The host that --from names: one of the inventory, and one that serves none of what is measured."""
+    try:
+        found = targets(home, name, inventory)
+    except NotFound as exc:
+        raise UsageError(
+            f"--from {name}: should be `host` (beside the server), `here`, or a host of the inventory: {exc.message}",
+            next_commands=["mtpdeploy hosts"],
+        ) from exc
+    if len(found) != 1:
+        raise UsageError(f"--from {name}: should be one host, and is {', '.join(one.name for one in found)}")
+    if found[0].name in servers:
+        raise UsageError(
+            f"--from {name}: it is one of the servers, whose own load would disturb the others' measurement"
+        )
+    return found[0]
 
 
 def at_host(
@@ -63,141 +82,60 @@ def at_host(
     *,
     place: str = "host",
     key: Secret | None = None,
+    client: Target | None = None,
 ) -> BenchAnswer:
     """Measures the running service of `target`. NotOurs, NotReady or NotFound if that is not what answers."""
-    with agent(target) as client:
-        service = running(talk, target, client, key)
+    with agent(target) as at_server:
+        service = running(talk, target, at_server, key)
         asked = wish.complete(service.server)
+        launch = nonce(home, service.status.get("launch_id"), service.status.get("boot"), asked.seed)
+        wish = replace(wish, spec=replace(wish.spec, nonce=launch))
+        provenance = {**service.provenance, "client_place": place}
+        if place == "host":
+            spec = service.spec(replace(wish.spec, points=point_specs(asked)))
+            keeper = Keeper(home, talk, wish, asked, spec, service.meta, provenance)
+            remote = remote_name()
+            keeper.begin(service.server, remote)
+            take_all(at_server, keeper, start(service, dump(spec), remote))
+            return keeper.finish()
         if place == "here":
-            with _tunnel(client, service.url) as url:
+            with tunnel(at_server, service.url) as url:
                 return measured(
                     home, talk, wish, asked, url, service.key,
-                    meta=service.meta, provenance={**service.provenance, "client_place": "here"}, expect=service.expect,
+                    meta=service.meta, provenance=provenance, expect=service.expect, service=service,
                 )  # fmt: skip
-        spec = service.spec(replace(wish.spec, points=point_specs(asked)))
-        keeper = Keeper(home, talk, wish, asked, spec, service.meta, {**service.provenance, "client_place": "host"})
-        remote = remote_name()
-        keeper.begin(service.server, remote)
-        take_all(client, keeper, start(service, spec, remote))
-        return keeper.finish()
+        assert client is not None
+        return _from_host(home, talk, wish, asked, service, client, provenance)
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A launch that was proven to be the one that answers."""
-
-    target: Target
-    client: AgentClient
-    status: Mapping[str, Any]
-    server: Mapping[str, Any]
-    key: Secret | None
-
-    @property
-    def url(self) -> str:
-        """As the host sees it."""
-        return str(self.status["url"])
-
-    @property
-    def expect(self) -> dict[str, Any]:
-        """What must hold during the whole run."""
-        return {"launch_id": self.status.get("launch_id"), "boot": self.status.get("boot")}
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return {"host": self.target.name, "profile": self.status.get("profile") or self.target.profile}
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        return _provenance(self.target.deployment, self.status)
-
-    def spec(self, spec: RunSpec) -> RunSpec:
-        """For a client beside the server: it can also watch the process itself."""
-        return replace(spec, url=self.url, expect={**self.expect, "pid": self.status.get("main_pid")})
-
-
-@contextlib.contextmanager
-def _tunnel(client: AgentClient, url: str) -> Iterator[str]:
-    """The service's URL as it is reachable from here."""
-    forward = client.transport.forward(urlsplit(url).port or 80)
-    try:
-        yield f"http://127.0.0.1:{forward.port}"
-    finally:
-        forward.close()
-
-
-def running(talk: Talk, target: Target, client: AgentClient, key: Secret | None = None) -> Service:
-    """Who answers, and its limits by its own word."""
-    talk.stage("bench", f"{target.name}: who answers?")
-    status = client.call("status", StatusRequest(generate=False, log_tail_bytes=0))
-    check(target.name, target.deployment, status)
-    secret = key or target.deployment.api_key
-    try:
-        with _tunnel(client, str(status["url"])) as url:
-            server = identity(url, secret)
-    except RemoteError:  # a key that only the host knows: the client there has it, and says more later
-        server = {"kind": "sglang"}
-    return Service(target, client, status, server, secret)
-
-
-def check(name: str, deployment: Deployment, status: Mapping[str, Any]) -> None:
-    """Only the launch that was recorded is measured: a stale or foreign server would give somebody else's numbers."""
-    word, why = status.get("word"), status.get("why") or ""
-    again = [f"mtpdeploy status --host {name}"]
-    if word in ("ready", "degraded") and status.get("url"):
-        return
-    if word == "starting":
-        raise NotReady(f"{name}: {deployment.service} is still starting: {why}", next_commands=again)
-    if word == "stale":
-        raise NotOurs(
-            f"{name}: what answers is not the launch that was recorded: {why}", next_commands=again,
-            runbook="a-stale-server-answers",
-        )  # fmt: skip
-    deploy = f"mtpdeploy deploy --host {name} --profile {deployment.profile or 'PROFILE'}"
-    if word == "not deployed":
-        raise NotFound(f"{name}: {deployment.service} is not deployed here", next_commands=[deploy])
-    raise RemoteError(f"{name}: {deployment.service} is {word}: {why}", next_commands=[*again, deploy])
-
-
-def _provenance(deployment: Deployment, status: Mapping[str, Any]) -> dict[str, Any]:
-    release = status.get("release") or {}
-    cards = status.get("gpus") or []
-    return {
-        "host": deployment.host.name,
-        "gpu": cards[0].get("name") if cards else None,
-        "gpu_count": len(cards) or None,
-        "gpu_memory_gb": cards[0].get("memory_gb") if cards else None,
-        "driver": cards[0].get("driver") if cards else None,
-        "sglang_version": status.get("sglang_version"),
-        "model": release.get("served_model_name") or release.get("model_path"),
-        "profile": status.get("profile"),
-        "service": deployment.service,
-        "launch_id": status.get("launch_id"),
-        "boot": status.get("boot"),
-        "args": release.get("args") or {},
-        "env": {
-            name: value
-            for name, value in (release.get("env") or {}).items()
-            if name.startswith(("SGLANG_", "SGL_", "CUDA_", "TORCH", "NCCL_"))
-        },
-        "simulated": status.get("simulated"),
-        "simulated_clock": deployment.host.simulate.clock if deployment.host.simulate else None,
-    }
-
-
-def remote_name() -> str:
-    """Name of a run's folder at its host."""
-    return f"bench-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-
-
-def start(service: Service, spec: RunSpec, remote: str) -> BenchRequest:
-    """What starts the client at the host. It goes on if the line is cut; its events are taken up where they were left."""
-    return BenchRequest(
-        run_id=remote,
-        python=service.target.deployment.python,
-        env=service.target.probe_env,
-        spec=dump(spec),
-        detach=True,
-    )
+def _from_host(
+    home: Path,
+    talk: Talk,
+    wish: Wish,
+    asked: Any,
+    service: Service,
+    client: Target,
+    provenance: Mapping[str, Any],
+) -> BenchAnswer:
+    """The client runs at a third machine, in that host's Python, and reaches the server over the network between them."""
+    url = service.seen_from(client.name)
+    spec = replace(wish.spec, points=point_specs(asked), url=url, expect=service.expect, gpu_samples=False)
+    keeper = Keeper(home, talk, wish, asked, spec, service.meta, {**provenance, "endpoint": url})
+    keeper.prove_by(service.witness, service.proven)
+    remote = remote_name()
+    with agent(client) as at_client:
+        keeper.begin(service.server, remote, client=client.name)
+        keeper.stand_beside(service.look())
+        request = BenchRequest(
+            run_id=remote,
+            python=client.deployment.python,
+            env=client.probe_env,
+            spec=dump(spec),
+            detach=True,
+            api_key=service.key.reveal() if service.key else "",
+        )
+        take_all(at_client, keeper, request)
+    return keeper.finish()
 
 
 def take_all(client: AgentClient, keeper: Keeper, request: BenchRequest) -> None:
@@ -264,8 +202,16 @@ def attach(home: Path, talk: Talk, run_id: str, *, inventory: Sequence[str]) -> 
         raise UsageError(f"run {run.id} did not run beside a server: there is nothing to attach to")
     if run.status == "done":
         raise UsageError(f"run {run.id} is complete", next_commands=[f"mtpdeploy report {run.id}"])
+    if meta.get("arms"):
+        raise UsageError(
+            f"run {run.id} has several arms, whose turns its own command deploys: what was measured is kept",
+            next_commands=[f"mtpdeploy report {run.id}"],
+        )
+    away = meta.get("remote_host")
     profile = meta.get("profile")
-    (target,) = targets(home, host, inventory, profile=profile if isinstance(profile, str) else None)
+    where = away if isinstance(away, str) else host
+    (target,) = targets(home, where, inventory, profile=profile if isinstance(profile, str) and where == host else None)
+    run.reopen()
     keeper = Keeper.of(home, talk, run, seen if isinstance(seen, int) else 0)
     with agent(target) as client:
         take_all(client, keeper, BenchRequest(run_id=remote, attach_only=True, detach=True, from_line=keeper.seen))

@@ -85,7 +85,8 @@ def _start(service: Service, place: Path, request: BenchRequest) -> None:
         raise files.explain(error, "preparing the benchmark") from None
     env = {**os.environ, **{str(k): str(v) for k, v in (request.get("env") or {}).items()}}
     current = service.current()
-    if current is not None and (key := api_key(current)):
+    key = request.get("api_key", api_key(current) if current is not None else None)
+    if key:
         env[API_KEY_VARIABLE] = key
     argv = [os.path.expanduser(str(request["python"])), *_client_command(), str(place)]
     try:

@@ -199,6 +199,7 @@ class BenchRequest(Request, total=False):
     python: str
     env: dict[str, str]
     spec: dict[str, Any]  # hostmain's own; may hold no secret: the key is read from the release's env file
+    api_key: str  # of a server at another host; "" if it needs none. Absent: the service's own
     detach: bool  # go on when the client goes away
     attach_only: bool  # do not start; follow a run that is there
     from_line: int  # events already seen
@@ -420,7 +421,7 @@ class WatchResult(TypedDict, total=False):
 
 def to_argument(request: Request) -> str | None:
     """The request as one word of a command line; None if it must go through stdin (too long, or it holds a secret)."""
-    if any(request.get(name) for name in ("sudo_password", "files")):
+    if any(request.get(name) for name in ("sudo_password", "files", "api_key")):
         return None
     word = base64.urlsafe_b64encode(json.dumps(request, separators=(",", ":")).encode()).decode()
     return word if len(word) <= ARGV_LIMIT else None

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
+STARTED = "process_start_time_seconds"  # of prometheus_client's own; vLLM has it
+RANK = re.compile(r'(?:tp|pp|moe_ep)_rank="[1-9]')  # the same requests as at rank 0, seen from another rank
 POSITION = re.compile(r'position="(\d+)"')
 # Gauges that are a level per rank and must not be summed over ranks.
 LEVELS = (
@@ -59,9 +61,11 @@ def parse(text: str) -> Scrape:
                 kinds[parts[2]] = parts[3]
             continue
         found = LINE.match(line)
-        if not found or not found[1].startswith(("sglang:", "vllm:")):
+        if not found or not found[1].startswith(("sglang:", "vllm:", STARTED)):
             continue
         name, labels = found[1], found[2] or ""
+        if RANK.search(labels):
+            continue
         try:
             value = float(found[3])
         except ValueError:
@@ -77,7 +81,7 @@ def parse(text: str) -> Scrape:
             position = POSITION.search(labels)
             key = f"{name}:{position[1]}" if position else name
             counters[key] = counters.get(key, 0.0) + value
-        elif name.split(":", 1)[1] in LEVELS:
+        elif name == STARTED or name.split(":", 1)[1] in LEVELS:
             gauges[name] = max(gauges.get(name, value), value)
         else:
             gauges[name] = gauges.get(name, 0.0) + value
@@ -100,6 +104,8 @@ def difference(before: Scrape, after: Scrape) -> tuple[dict[str, float], dict[st
 
 
 def was_reset(before: Scrape, after: Scrape) -> bool:
-    """A counter fell: the server was restarted in between."""
+    """A counter fell, or the process has another start time: the server was restarted in between."""
+    if STARTED in before.gauges and after.gauges.get(STARTED, before.gauges[STARTED]) != before.gauges[STARTED]:
+        return True
     names = ("sglang:num_requests_total", "sglang:generation_tokens_total", "vllm:generation_tokens_total")
     return any(after.counters.get(name, 0.0) < before.counters[name] for name in names if name in before.counters)

@@ -26,10 +26,14 @@ def main(spec: Mapping[str, Any], place: Path) -> int:
     def emit(event: Mapping[str, Any]) -> None:
         write(event)
         if event["what"] == "server":
-            from mtpdeploy.bench import surroundings
-
             write({"what": "surroundings", **surroundings.look(event["server"])})
 
+    if "look" in spec:  # only what stands beside the server, for a client that runs elsewhere
+        from mtpdeploy.bench import surroundings
+
+        write({"what": "surroundings", **surroundings.look(spec["look"])})
+        (place / "finished.json").write_text(json.dumps({"interrupted": False, "status": 0}))
+        return 0
     try:
         import aiohttp
     except ImportError:
@@ -42,10 +46,10 @@ def main(spec: Mapping[str, Any], place: Path) -> int:
             }
         )
         return 2
-    from mtpdeploy.bench import protocol, wire
+    from mtpdeploy.bench import protocol, surroundings, wire
     from mtpdeploy.bench.client import EndpointError
 
-    emit({"what": "client", "python": sys.version.split()[0], "aiohttp": aiohttp.__version__, "pid": os.getpid()})
+    emit({"what": "client", "aiohttp": aiohttp.__version__, "pid": os.getpid(), **surroundings.client()})
     halt = protocol.Halt()
     status = 0
     try:

@@ -625,6 +625,8 @@ def _identity(facts: Measured) -> list[str]:
             found.append(f"the server changed during the point: {text} was {before}, then {after}")
     if facts.server_after.get("reset"):
         found.append(f"the server was restarted during the point: {facts.server_after['reset']}")
+    if facts.server_after.get("unproven"):
+        found.append(f"who answers could not be proven after the point: {facts.server_after['unproven']}")
     if facts.server_after.get("gone"):
         found.append(f"the server no longer answered at the end: {facts.server_after['gone']}")
     return found[:1]

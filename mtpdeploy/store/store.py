@@ -160,8 +160,8 @@ class Run:
         self._save()
 
     def reopen(self) -> None:
-        """Takes up a run whose writer has gone. Refused while that one lives."""
-        if self.status == "running":
+        """Takes up a run whose writer has gone (or is this process). Refused while another one lives."""
+        if self.status == "running" and self._head.get("writer") != _writer():
             raise UsageError(f"run {self.id} is still being written by another process")
         self._head |= {"status": "running", "finished_utc": None, "writer": _writer()}
         self._save()
