@@ -5,11 +5,13 @@ Only Click and that table are imported here; what a verb needs is imported when 
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from mtpdeploy import __version__, door
 from mtpdeploy.actions.verbs import COMMON, Argument, Option, Verb, verbs
@@ -67,15 +69,40 @@ class Door(click.Group):
             code = _refuse(error, as_json="--json" in words)
         except click.Abort:
             code = door.INTERRUPTED
-        except BrokenPipeError:
-            door.silence_stdout()
-            code = door.BROKEN_PIPE
         sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _quiet_end():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _quiet_end():
+            return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the table's order: from a home's first day to its campaigns
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """A reader that leaves (`--help | head`) and a full disk end as they do in a verb; Click would exit with 1, or in a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        door.silence_stdout()
+        raise click.exceptions.Exit(door.BROKEN_PIPE) from None
+    except OSError as error:
+        door.silence_stdout()
+        click.echo(f"error: {error.filename or 'standard output'}: {error.strerror}", err=True)
+        raise click.exceptions.Exit(1) from None
 
 
 def _refuse(error: click.ClickException, *, as_json: bool) -> int:
     if not as_json:
-        error.show()
+        with contextlib.suppress(BrokenPipeError):
+            error.show()
         return error.exit_code
     door.tell_error(UsageError(error.format_message()), as_json=True)
     return UsageError.exit_code
@@ -90,23 +117,29 @@ def _option(option: Option) -> click.Option:
         type=kind,
         multiple=option.multiple,
         default=None if option.multiple else option.default,
-        metavar=option.metavar or (None if option.choices else option.flag[2:].upper()),
+        metavar=option.placeholder,
         help=option.told,
-        shell_complete=_complete_profile if option.name == "profile" else None,
+        shell_complete=None if option.choices else _completed(option.completes),
     )
 
 
 def _argument(argument: Argument) -> click.Argument:
-    return click.Argument([argument.name], required=argument.required, nargs=-1 if argument.multiple else 1)
+    return click.Argument(
+        [argument.name],
+        required=argument.required,
+        nargs=-1 if argument.multiple else 1,
+        shell_complete=_completed(argument.name),
+    )
 
 
-def _complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
+def _completed(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from mtpdeploy.actions.completion import candidates
 
-    from mtpdeploy.inventory import profile_names
-    from mtpdeploy.resources import find_home
+        given = context.find_root().params.get("home") or context.params.get("home")
+        return [CompletionItem(word, type=kind) for word, kind in candidates(what, incomplete, given)]
 
-    return [CompletionItem(name) for name in profile_names(find_home()) if name.startswith(incomplete)]
+    return complete
 
 
 def _command(verb: Verb, name: str, kind: type[VerbCommand] | type[VerbGroup] = VerbCommand) -> VerbCommand | VerbGroup:

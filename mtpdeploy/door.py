@@ -32,9 +32,13 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
+class _NoAnswer(Exception):
+    """Stdout does not take the answer, such as a file on a full disk."""
+
+
 def perform(verb: Verb, given: Mapping[str, object]) -> int:
     """Run `verb` with the options as a door parsed them, print what comes of it, return the exit code."""
-    _literal_streams()
+    _usable_streams()
     as_json = bool(given.get("json"))
     try:
         with _signals_unwind():
@@ -48,6 +52,10 @@ def perform(verb: Verb, given: Mapping[str, object]) -> int:
     except BrokenPipeError:
         silence_stdout()
         return BROKEN_PIPE
+    except _NoAnswer as error:
+        silence_stdout()
+        tell_error(MtpError(f"standard output: {error}"), as_json=False, no_color=bool(given.get("no_color")))
+        return MtpError.exit_code
     except OSError as error:
         told = _of_this_machine(error) or _unexpected(error, verb)
         tell_error(told, as_json=as_json, no_color=bool(given.get("no_color")))
@@ -76,11 +84,12 @@ def _run(verb: Verb, given: Mapping[str, object], as_json: bool) -> int:
                 options["json"] = as_json
         answer = action(home=home, talk=talk, **options)
     if answer is not None:
-        if as_json:
-            _write_line(as_document(answer.as_json()))
-        else:
-            _load(verb.text)(answer, answer_console(no_color))
-        sys.stdout.flush()
+        with _answering():
+            if as_json:
+                sys.stdout.write(as_document(answer.as_json()) + "\n")
+            else:
+                _load(verb.text)(answer, answer_console(no_color))
+            sys.stdout.flush()
     return int(getattr(answer, "exit_code", 0))
 
 
@@ -150,28 +159,33 @@ def tell_error(error: MtpError, *, as_json: bool, no_color: bool = False) -> Non
         with contextlib.suppress(BrokenPipeError):
             _write_line(as_document(error.as_json()))
         return
+    from mtpdeploy.report.console import console
     from mtpdeploy.report.errors import text
 
-    text(error, _console(sys.stderr, no_color))
+    text(error, console(sys.stderr, no_color))
 
 
 def answer_console(no_color: bool = False) -> Console:
-    """Where text renderers print: stdout. Strings are literal, and a pipe gets long lines instead of a terminal's 80 columns."""
-    return _console(sys.stdout, no_color)
+    """Where text renderers print: stdout."""
+    from mtpdeploy.report.console import console
 
-
-def _console(stream: Any, no_color: bool) -> Console:
-    from rich.console import Console
-
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else 160
-    return Console(
-        file=stream, no_color=no_color or None, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
-    )
+    return console(sys.stdout, no_color)
 
 
 def _write_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with _answering():
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _NoAnswer(error.strerror) from error
 
 
 def _load(where: str) -> Callable[..., Any]:
@@ -180,15 +194,18 @@ def _load(where: str) -> Callable[..., Any]:
     return loaded
 
 
-def _literal_streams() -> None:
-    """A log or a name may hold what the terminal's encoding lacks; show it escaped rather than fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+def _usable_streams() -> None:
+    """A log or a name may hold what the terminal's encoding lacks: it is shown escaped. A closed stream (`>&-`) takes anything."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open until the process ends, as the stream would be)
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def silence_stdout() -> None:
-    """After a broken pipe: keep the interpreter from complaining when it flushes stdout at exit."""
+    """After a broken pipe or a full disk: keep the interpreter from complaining when it flushes stdout at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

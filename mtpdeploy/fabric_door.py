@@ -6,6 +6,7 @@ knows its hosts, asks them in parallel and answers for all of them.
 
 from __future__ import annotations
 
+import os
 import sys
 from inspect import Parameter, Signature
 from types import TracebackType
@@ -140,10 +141,11 @@ def _as_fab(example: str) -> str:
 
 def _told_of_nothing(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
     """`fab --list | head -1`: Invoke prints its own help, and would end with a traceback when the reader leaves."""
-    if issubclass(kind, BrokenPipeError):
-        door.silence_stdout()
-    else:
+    if not issubclass(kind, BrokenPipeError):
         sys.__excepthook__(kind, value, trace)
+        return
+    door.silence_stdout()
+    os._exit(door.BROKEN_PIPE)  # after this hook Python would exit with 1, whatever it does
 
 
 sys.excepthook = _told_of_nothing

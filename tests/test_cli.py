@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from mtpdeploy import door
 from mtpdeploy.actions.verbs import Argument, Option, Verb
 from mtpdeploy.errors import HostLocked, LaunchFailed, UsageError
+from mtpdeploy.report.console import AnswerConsole
 from mtpdeploy.report.errors import text
 from mtpdeploy.report.live import Bars, Lines, live
 from mtpdeploy.secret import Secret
@@ -228,3 +230,30 @@ def test_the_display_ends_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(HostLocked):
         fail()
     assert "\x1b[?25h" in out.getvalue(), "the cursor is shown again"
+
+
+def _wide(rows: int = 2) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("HOST", "ADDRESS", "SGLANG"):
+        table.add_column(header)
+    for row in range(rows):
+        table.add_row(f"host{row}", "deploy@10.79.80.11", "asked at the host")
+    return table
+
+
+def _shown(table: Table, width: int) -> list[str]:
+    out = io.StringIO()
+    AnswerConsole(file=out, width=width).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_table_in_a_narrow_terminal_breaks_between_words_only() -> None:
+    assert _shown(_wide(1), 80)[1] == "host0  deploy@10.79.80.11  asked at the host"
+    assert _shown(_wide(1), 36)[1:] == ["host0  deploy@10.79.80.11  asked at", "                           the host"]
+
+
+def test_a_table_that_cannot_fit_is_listed_row_by_row() -> None:
+    assert _shown(_wide(2), 28) == [
+        *("HOST     host0", "ADDRESS  deploy@10.79.80.11", "SGLANG   asked at the host", ""),
+        *("HOST     host1", "ADDRESS  deploy@10.79.80.11", "SGLANG   asked at the host"),
+    ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from commands import parse
 from invoke.collection import Collection
 from invoke.tasks import Task
@@ -153,25 +154,54 @@ def test_errors_go_to_stderr_and_answers_to_stdout() -> None:
     assert wrong.stderr.startswith("error: ")
 
 
-def test_a_reader_that_leaves_early_is_no_error_to_talk_about() -> None:
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("mtpdeploy --help | true", 141),
+        ("mtpdeploy profiles | true", 141),
+        ("fab --list | true", 141),
+        ("fab profiles --json | true", 141),
+        ("mtpdeploy nonesuch | true", 2),
+        ("mtpdeploy profiles >&-", 0),
+    ],
+)
+def test_a_reader_that_leaves_and_a_closed_stream_are_nothing_to_talk_about(command: str, code: int) -> None:
+    # Not `head`: whether a pipe is closed before or after the last byte would be up to the clock.
+    line = f"(sleep 0.01; {command}) ; exit ${{PIPESTATUS[0]}}".replace("| true)", ") | true")
     answer = subprocess.run(
-        f"{BIN / 'mtpdeploy'} profiles --json | head -c 10 >/dev/null; echo ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT, timeout=60,
+        ["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=60,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
     )  # fmt: skip
-    assert answer.stderr == ""
+    assert answer.returncode == code, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stderr == "" or code == 2
 
 
-def test_a_closed_stdout_is_silent() -> None:
-    answer = subprocess.run(
-        f"{BIN / 'mtpdeploy'} profiles | true",
-        shell=True,
-        executable="/bin/bash",
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-    )
-    assert answer.stderr == ""
+@pytest.mark.parametrize("command", ["mtpdeploy --help", "mtpdeploy profiles", "fab profiles --json"])
+def test_a_full_disk_under_the_answer_is_told(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [str(BIN / command.split()[0]), *command.split()[1:]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+    assert answer.returncode == 1
+    assert answer.stderr == "error: standard output: No space left on device\n"
+
+
+def test_an_interrupt_while_the_doors_are_still_imported_ends_quietly(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    for start in ([str(BIN / "mtpdeploy")], [sys.executable, "-m", "mtpdeploy"]):
+        answer = subprocess.run(
+            [*start, "profiles"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert (answer.returncode, answer.stderr) == (130, "")
 
 
 def test_an_ascii_terminal_gets_escapes_and_no_crash(tmp_path: Path) -> None:
@@ -226,3 +256,33 @@ def test_help_and_list_import_nothing_that_only_a_verb_needs() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip() == "[]"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ((), "pl", "plan"),
+        (("deploy", "--profile"), "mtp-l", "mtp-lowmem"),
+        (("deploy", "--host"), "gpu1,reh", "gpu1,rehearsal"),
+        (("bench", "--workload"), "sto", "story"),
+        (("deploy", "--set"), "args.max_mamba_c", "args.max_mamba_cache_size="),
+        (("profiles", "show"), "mtp-t", "mtp-throughput"),
+        (("runs", "show"), "la", "last"),
+    ],
+)
+def test_a_shell_completes_the_names_of_the_home(
+    words: tuple[str, ...], incomplete: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "inventories"
+    folder.mkdir()
+    (folder / "lab.yml").write_text("hosts: {gpu1: {}, rehearsal: {local: true}}\n")
+    monkeypatch.setenv("MTPDEPLOY_HOME", str(tmp_path))
+    shell = BashComplete(main, {}, "mtpdeploy", "_MTPDEPLOY_COMPLETE")
+    assert [found.value for found in shell.get_completions([*words], incomplete)] == [expected]
+
+
+def test_help_lists_the_verbs_in_the_table_s_order() -> None:
+    listed = [
+        line.split()[0] for line in run("mtpdeploy").stderr.partition("Commands:")[2].splitlines() if line[2:3] > " "
+    ]
+    assert listed == [name for name in TABLE if "." not in name]

@@ -74,7 +74,7 @@ def _options(options: Iterable[Option]) -> str:
 
 
 def _value(option: Option) -> str:
-    return "" if option.type is bool else f" {option.metavar or option.flag[2:].upper()}"
+    return "" if option.type is bool else f" {option.placeholder}"
 
 
 def inventory() -> str:

@@ -27,6 +27,21 @@ class Option:
         return "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
+    def placeholder(self) -> str:
+        """What stands for its value in help and reference: its unit where it has one."""
+        if self.metavar or self.type is bool:
+            return self.metavar
+        for ending, unit in (("_gb", "GB"), ("timeout", "SECONDS")):
+            if self.name.endswith(ending):
+                return unit
+        return {int: "N", float: "NUMBER"}.get(self.type, self.flag[2:].upper())
+
+    @property
+    def completes(self) -> str:
+        """What a shell completes its value from: `file`, or the noun that it names."""
+        return "file" if self.placeholder in ("FILE", "INVENTORY", "DATASET", "TRACE") else self.name.rstrip("_")
+
+    @property
     def told(self) -> str:
         """The help line with what it accepts beyond its type; both doors and the reference print this one."""
         extras = [
