@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -402,6 +403,8 @@ class Keeper:
         self.failure: MtpError | None = None
         self.seen = 0  # events of a client at a host that were taken
         self._labels = {point.index: point.label for point in spec.points}
+        self._told: dict[str, set[str]] = {}  # lines that a run held when it was taken up
+        self._told_measured: set[tuple[object, object]] = set()
         self._witness: Callable[[], Mapping[str, Any]] | None = None
         self._proven: Mapping[str, Any] = {}
         self._beside: dict[str, Any] | None = None  # what stands beside the server, where the client does not
@@ -430,6 +433,9 @@ class Keeper:
         wish = Wish(load.Asked(), None, spec, ",".join(slo) if isinstance(slo, list) and slo else None, ())
         keeper = cls(home, talk, wish, wish.asked, spec, {}, {})
         keeper.run, keeper.seen = run, seen
+        names = ("records.jsonl", "outputs.jsonl", "dropped.jsonl")
+        keeper._told = {name: {_line(row) for row in run.read_jsonl(name)} for name in names}
+        keeper._told_measured = {(row.get("point"), row.get("duration_s")) for row in run.read_jsonl("measured.jsonl")}
         return keeper
 
     @property
@@ -586,22 +592,30 @@ class Keeper:
             (self._finished + share) / total,
         )
 
+    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Each row once: a killed process leaves no word of how far it had read, so the host tells some of it again."""
+        assert self.run is not None
+        held = self._told.get(name)
+        self.run.append_jsonl(name, rows if not held else [row for row in rows if _line(row) not in held])
+
     def _records(self, event: Mapping[str, Any]) -> None:
         assert self.run is not None
-        self.run.append_jsonl("records.jsonl", event["records"])
+        self._append("records.jsonl", event["records"])
 
     def _outputs(self, event: Mapping[str, Any]) -> None:
         assert self.run is not None
-        self.run.append_jsonl("outputs.jsonl", event["outputs"])
+        self._append("outputs.jsonl", event["outputs"])
 
     def _dropped(self, event: Mapping[str, Any]) -> None:
         """A window that does not count stays as evidence, in a file that no figure is computed from."""
         assert self.run is not None
-        self.run.append_jsonl("dropped.jsonl", [{key: value for key, value in event.items() if key != "what"}])
+        self._append("dropped.jsonl", [{key: value for key, value in event.items() if key != "what"}])
 
     def _measured(self, event: Mapping[str, Any]) -> None:
         assert self.run is not None
         measured = event["measured"]
+        if (measured.get("point"), measured.get("duration_s")) in self._told_measured:
+            return  # stored before this process took the run up
         if self._witness is not None:
             before, self._proven = self._proven, self._witness()
             measured = {
@@ -679,6 +693,10 @@ def shared_by_arms(run: Run) -> dict[str, Any]:
     if not facts:
         return {}
     return {key: value for key, value in facts[0].items() if all(one.get(key) == value for one in facts[1:])}
+
+
+def _line(row: object) -> str:
+    return json.dumps(row, sort_keys=True)
 
 
 def unlike_arms(run: Run) -> list[str]:
