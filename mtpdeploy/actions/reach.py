@@ -21,6 +21,7 @@ from mtpdeploy.secret import Secret
 from mtpdeploy.store import Store
 
 RECONNECT_S = 120.0  # how long a watched launch is looked for again after the line was cut
+_AGAIN_S = 0.2  # before the first new attempt; later ones wait longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +115,11 @@ def again_after_cuts(work: Callable[[AgentClient], Any], target: Target, told: C
     `work` keeps its own place (a log's offset, a line number), so nothing is lost or seen twice. Gives up RECONNECT_S after
     the last cut; an unknown host key is never retried.
     """
-    from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
-
     last_progress = time.monotonic()
 
     def worth_it(error: BaseException) -> bool:
         cut = isinstance(error, (LineCut, HostUnreachable)) and not isinstance(error, HostKeyRefused)
         return cut and time.monotonic() - last_progress < RECONNECT_S
-
-    def say(state: RetryCallState) -> None:
-        told("the line was cut; connecting again")
 
     def attempt() -> Any:
         nonlocal last_progress
@@ -135,10 +131,20 @@ def again_after_cuts(work: Callable[[AgentClient], Any], target: Target, told: C
                 last_progress = time.monotonic()
                 raise
 
-    retrying = Retrying(
-        retry=retry_if_exception(worth_it), wait=wait_exponential_jitter(0.2, 5), before_sleep=say, reraise=True
-    )
-    return retrying(attempt)
+    try:
+        return attempt()
+    except (LineCut, HostUnreachable) as error:
+        if not worth_it(error):
+            raise
+    from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
+
+    def say(_state: RetryCallState | None = None) -> None:
+        told("the line was cut; connecting again")
+
+    say()
+    time.sleep(_AGAIN_S)
+    waiting = wait_exponential_jitter(multiplier=_AGAIN_S, max=5, min=_AGAIN_S)
+    return Retrying(retry=retry_if_exception(worth_it), wait=waiting, before_sleep=say, reraise=True)(attempt)
 
 
 def keep_facts(home: Path, host: Host, facts: Mapping[str, Any]) -> None:

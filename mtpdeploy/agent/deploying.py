@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from mtpdeploy.agent import ending, facts, files, journal, lock, preflight, process, release, supervisor
+from mtpdeploy.agent import ending, facts, files, installed, journal, lock, preflight, process, release, supervisor
 from mtpdeploy.agent.clock import utc_now
 from mtpdeploy.agent.command import Root
 from mtpdeploy.agent.fault import Fault
@@ -26,14 +27,15 @@ from mtpdeploy.agent.protocol import (
     ProbeSpec,
     RollbackRequest,
     StartRequest,
+    StatusResult,
     StopRequest,
     StopResult,
 )
 from mtpdeploy.agent.release import Release, Service
-from mtpdeploy.agent.status import status
+from mtpdeploy.agent.status import dead_schedulers, status
 from mtpdeploy.agent.stream import Stream
 
-_UNCHANGED_WORDS = {"ready": "unchanged", "starting": "starting"}
+_LOOK_AGAIN_S, _LOOK_AGAIN_EACH_S = 12.0, 0.5
 
 
 @contextlib.contextmanager
@@ -54,6 +56,7 @@ def changing(
         try:
             mark(service, act=act, client=client, launch_id=launch_id, at="before anything was changed")
             if act != "stop":
+                files.keep_reserve(service.folder)
                 journal.write(service, act, client, launch_id=launch_id, why=why)
         except OSError as error:
             if act != "stop":  # a full disk must not forbid a stop
@@ -94,7 +97,7 @@ def deploy(service: Service, stream: Stream, request: DeployRequest) -> DeployRe
     root = Root(request.get("sudo_password"))
     asked = request.get("release")
     service.check()
-    if (same := _already(service, request, spec)) is not None:
+    if (same := _already(service, stream, request, spec)) is not None:
         return same
     if asked is None or request.get("files") is None:
         if (held := lock.read(service)) and held["state"] != "stale":
@@ -109,7 +112,7 @@ def deploy(service: Service, stream: Stream, request: DeployRequest) -> DeployRe
     if asked.get("fingerprint") != request.get("fingerprint"):
         raise Fault("usage-error", "the release's fingerprint is not the request's")
     with changing(service, stream, client, "deploy", asked["launch_id"], f"profile {asked['profile']}"):
-        if (same := _already(service, request, spec)) is not None:
+        if (same := _already(service, stream, request, spec)) is not None:
             return same
         _refuse_to_disturb(service, client, bool(request.get("force")))
         stream.step("look at the host", "what would make the launch fail is found before anything is stopped")
@@ -134,33 +137,84 @@ def deploy(service: Service, stream: Stream, request: DeployRequest) -> DeployRe
         return _started(fresh, choice, boot, previous, known, findings)
 
 
-def _already(service: Service, request: DeployRequest, spec: ProbeSpec) -> DeployResult | None:
-    """The answer if the same thing runs already: equal fingerprint, ready or on its way, same SGLang installed."""
+def _already(service: Service, stream: Stream, request: DeployRequest, spec: ProbeSpec) -> DeployResult | None:
+    """The answer if the same thing runs already: equal fingerprint, ready or on its way, same SGLang installed.
+
+    Fault `not-ready` if it runs, is degraded, and nothing shows that it is broken: a server that is only slow is never torn down
+    by a deploy that has nothing to change.
+    """
     if request.get("force"):
         return None
     current = service.current()
     if current is None or current.read()["fingerprint"] != request.get("fingerprint"):
         return None
-    found = status(service)
-    outcome = _UNCHANGED_WORDS.get(found["word"])
-    if outcome is None:
+    found = _settled(service, stream, current)
+    if found is None:
         return None
     expected = request.get("expect_version")
     if expected and (python := spec.get("python")):
-        installed = facts.ask_python(python, {str(k): str(v) for k, v in (spec.get("env") or {}).items()})[
-            "sglang_version"
-        ]
-        if installed != expected:
+        env = {str(k): str(v) for k, v in (spec.get("env") or {}).items()}
+        if installed.version(service.workdir, python, env) != expected:
             return None
+    why = "the same command, environment and files run already"
     return DeployResult(
-        outcome=outcome,  # type: ignore[typeddict-item]
-        why="the same command, environment and files run already",
+        outcome="starting" if found["word"] == "starting" else "unchanged",
+        why=f"{why}, {found['word']}: {found['why']}" if found["word"] == "degraded" else why,
         launch_id=current.launch_id,
         boot=found["boot"],
         supervisor=found["supervisor"],
         log=_log_place(current, current.last_boot() or {}),
         status=found,
     )
+
+
+def _settled(service: Service, stream: Stream, current: Release) -> StatusResult | None:
+    """The state of a launch that is to be left alone; None if it does not run, or is broken and may be replaced.
+
+    What may pass by itself (a long prefill, a full queue, a look between two states) is looked at again for _LOOK_AGAIN_S.
+    """
+    deadline = time.monotonic() + _LOOK_AGAIN_S
+    told = None
+    while True:
+        found = status(service, launch_id=current.launch_id, with_gpus=False)
+        late = time.monotonic() >= deadline or stream.gone.is_set()
+        if found["word"] in ("ready", "starting"):
+            return found
+        if found["word"] != "degraded" or _broken(current, found, late):
+            return None
+        if found["health"].get("status") == 200 and current.supervisor() is None and found["identity"] == "ours":
+            kind = found["supervisor"]
+            if kind in ("tmux", "detached"):
+                stream.note(f"{found['why']}. `mtpdeploy restart` gives it one; a deploy of the same does not stop it")
+                return found
+        if late:
+            raise Fault(
+                "not-ready",
+                f"launch {current.launch_id} is the same and has been degraded for {_LOOK_AGAIN_S:.0f} s: {found['why']}. "
+                "It may only be busy, so nothing was touched",
+                next_commands=[
+                    "mtpdeploy logs",
+                    "mtpdeploy status --generate",
+                    "mtpdeploy restart",
+                    "mtpdeploy deploy --force   # starts a new launch",
+                ],
+                runbook="server-never-ready",
+                details={"launch_id": current.launch_id, "word": found["word"], "why": found["why"]},
+            )
+        if found["why"] != told:
+            told = found["why"]
+            stream.note(f"the same runs already and is degraded ({told}); looking again")
+        time.sleep(_LOOK_AGAIN_EACH_S)
+
+
+def _broken(current: Release, found: StatusResult, late: bool) -> bool:
+    """Whether a degraded launch cannot come back by itself."""
+    boot = current.last_boot()
+    if found.get("stop") or found["main_pid"] is None or boot is None:
+        return True  # being stopped, or its main process has gone
+    if dead_schedulers(current.state().get("proven") or {}, boot):
+        return True
+    return late and found["port_owner"] is None  # it listened once, and does so no longer
 
 
 def _refuse_to_disturb(service: Service, client: str, force: bool) -> None:
@@ -302,7 +356,7 @@ def rollback(service: Service, stream: Stream, request: RollbackRequest) -> Depl
     if wanted := request.get("launch_id"):
         target = service.release(wanted)
     else:
-        older = [r for r in service.history() if current is None or r.launch_id < current.launch_id]
+        older = service.history() if current is None else service.before(current)
         good = [r for r in older if r.was_ready()]
         if not good:
             raise Fault(

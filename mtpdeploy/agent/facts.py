@@ -40,6 +40,7 @@ if spec is not None and spec.submodule_search_locations:
     out["simulated"] = os.path.exists(os.path.join(place, "MTPDEPLOY_SIMULATED"))
     if out["sglang_version"] is None:
         out["error"] = "a package sglang is importable and has no metadata, so its version is unknown"
+out["path"] = sys.path
 print(json.dumps(out))
 """
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
@@ -100,8 +101,11 @@ def read(workdir: Path, spec: ProbeSpec, root: Root) -> Facts:
     return facts
 
 
-def ask_python(python: str, env: dict[str, str]) -> dict[str, Any]:
-    """{executable, version, sglang_version, sglang_location, simulated, aiohttp, error} of the deployment's interpreter."""
+def ask_python(python: str, env: dict[str, str], *, with_path: bool = False) -> dict[str, Any]:
+    """{executable, version, sglang_version, sglang_location, simulated, aiohttp, error} of the deployment's interpreter.
+
+    with_path: and `path`, its sys.path.
+    """
     program = os.path.expanduser(python)
     done = run([program, "-c", _ASK_PYTHON], env=env, timeout_s=30)
     try:
@@ -109,7 +113,8 @@ def ask_python(python: str, env: dict[str, str]) -> dict[str, Any]:
     except (ValueError, IndexError):
         value = None
     if isinstance(value, dict):
-        return value
+        path = value.pop("path", [])
+        return {**value, "path": path} if with_path else value
     return {
         "executable": python, "version": None, "sglang_version": None, "sglang_location": None,
         "simulated": False, "aiohttp": False, "error": done.said,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +61,10 @@ def listeners(port: int | None = None) -> list[Listener]:
     return found
 
 
-def holders(inodes: set[int]) -> dict[int, list[int]]:
-    """Socket inode → pids that hold it, as far as this user may look."""
+def holders(inodes: set[int], pids: Iterable[int] | None = None) -> dict[int, list[int]]:
+    """Socket inode → pids that hold it, among `pids` (default: all), as far as this user may look."""
     found: dict[int, list[int]] = {}
-    for pid in process.pids():
+    for pid in process.pids() if pids is None else pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
@@ -91,12 +92,19 @@ def conflicts(listener: Listener, host: str) -> bool:
     return listener.address in wanted or listener.address.removeprefix("::ffff:") in wanted
 
 
-def owner(port: int, host: str = "0.0.0.0") -> PortOwner | None:
-    """Who listens on `host`:`port`; None if nobody does."""
+def owner(port: int, host: str = "0.0.0.0", likely: int | None = None) -> PortOwner | None:
+    """Who listens on `host`:`port`; None if nobody does.
+
+    likely: a pid that is looked at first. If it holds all of the port's sockets, nobody else is looked at: on a machine with thousands
+    of processes that is most of the time.
+    """
     sockets = [listener for listener in listeners(port) if conflicts(listener, host)]
     if not sockets:
         return None
-    found = holders({listener.inode for listener in sockets})
+    inodes = {listener.inode for listener in sockets}
+    found = holders(inodes, [likely, *process.ancestors(likely)]) if likely is not None else {}
+    if found.keys() != inodes:
+        found = holders(inodes)
     for listener in sockets:
         if owners := found.get(listener.inode):
             # A forked child may hold the socket too: the one whose parent does not hold it is the owner.

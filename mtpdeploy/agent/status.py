@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtpdeploy.agent import files, gpus, lock, ports, process, supervisor
+from mtpdeploy.agent import files, gpus, lock, oom, ports, process, supervisor
 from mtpdeploy.agent.clock import seconds_since, spell_epoch, utc_now
 from mtpdeploy.agent.family import unit_name
 from mtpdeploy.agent.process import ProcessId
@@ -35,8 +35,9 @@ def status(
     generate: bool = False,
     log_tail_bytes: int = 0,
     launch_id: str | None = None,
+    with_gpus: bool = True,
 ) -> StatusResult:
-    """The service's state. Changes nothing."""
+    """The service's state. Changes nothing. `with_gpus`: nvidia-smi is asked too, which takes tenths of a second."""
     service.check()
     release = service.release(launch_id) if launch_id else service.current()
     result = StatusResult(
@@ -52,7 +53,8 @@ def status(
         return _nothing(result, port, host)
     asked = release.read()
     state = release.state()
-    owner = ports.owner(asked["port"], asked["host"])
+    main = release.main()
+    owner = ports.owner(asked["port"], asked["host"], main.pid if main else None)
     kind = (state.get("supervisor") or {}).get("kind")
     boot = release.last_boot()
     started = int(state.get("asked_from", 1))
@@ -70,15 +72,15 @@ def status(
         since_utc=boot["started_utc"] if boot else None,
         exit=_exit(boot),
         port_owner=owner,
-        gpus=_gpus(release),
+        gpus=_gpus(release) if with_gpus else None,
         log=_log(release, log_tail_bytes),
         health={},
         server_info=None,
     )
     result.update(known)
-    main = release.main()
+    main = release.main()  # looked at again: it may have ended while the port was being looked at
     if owner is None and main is not None and boot is not None and said_ready(release, boot):
-        owner = ports.owner(asked["port"], asked["host"])  # it may have begun to listen between the two looks
+        owner = ports.owner(asked["port"], asked["host"], main.pid)  # it may have begun to listen between the two looks
         result["port_owner"] = owner
     result["main_pid"] = main.pid if main else None
     result["argv"] = process.arguments(main.pid) if main else None
@@ -316,6 +318,8 @@ def _dead(
 
 
 def _cause(ended: dict[str, Any]) -> str:
+    if ended.get("result") == oom.WORD:
+        return "the kernel killed it for memory (oom-kill)"
     if ended.get("result") not in (None, "success", "exit-code", "signal"):
         return f"boot ended: {ended['result']}"
     if ended.get("signal"):

@@ -19,21 +19,28 @@ from mtpdeploy.hosts.zipapp import agent
 Event = dict[str, Any]
 FIRST_ANSWER_S = 60.0  # a cold disk, a slow PAM module; heartbeats begin once the agent runs
 
+# Begins in the unpacked agent beside its zip. Python runs a zip or a folder through runpy and would compile each file of a zip anew.
+_START = (
+    "import sys; sys.argv[:2] = sys.argv[1:2]; sys.path.insert(0, sys.argv[0] + '.d'); "
+    "from mtpdeploy.agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
+
 # Runs the agent if it is there. $1 work folder, $2 wanted Python, $3 agent's name, then the agent's own words.
-_RUN = """\
+_RUN = f"""\
 w=$1; p=$2; a=$3; shift 3
-case $w in "~/"*) w=$HOME/${w#"~/"};; esac
-case $p in "~/"*) p=$HOME/${p#"~/"};; esac
+case $w in "~/"*) w=$HOME/${{w#"~/"}};; esac
+case $p in "~/"*) p=$HOME/${{p#"~/"}};; esac
 command -v "$p" >/dev/null 2>&1 || p=python3
-command -v "$p" >/dev/null 2>&1 || { echo '{"event":"no-python"}'; exit 0; }
-[ -f "$w/agent/$a.pyz" ] || { echo '{"event":"no-agent"}'; exit 0; }
+command -v "$p" >/dev/null 2>&1 || {{ echo '{{"event":"no-python"}}'; exit 0; }}
+[ -f "$w/agent/$a.pyz" ] || {{ echo '{{"event":"no-agent"}}'; exit 0; }}
+[ -d "$w/agent/$a.pyz.d" ] && exec "$p" -I -S -c "{_START}" "$w/agent/$a.pyz" "$@"
 exec "$p" -I -S "$w/agent/$a.pyz" "$@"
 """
 
 # Reads the agent from stdin, writes it aside, checks it, renames it, and becomes it. What follows on stdin is its request.
 _INSTALL = """\
 import hashlib, os, sys
-work, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+work, name, size, wanted = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if sys.version_info < (3, 10):
     print('{"event":"old-python","version":"%d.%d"}' % sys.version_info[:2]); sys.exit(0)
 data = b""
@@ -41,13 +48,24 @@ while len(data) < size:
     part = os.read(0, size - len(data))
     if not part: sys.exit("the agent did not arrive whole")
     data += part
-if hashlib.sha256(data).hexdigest()[:16] != name: sys.exit("the agent arrived damaged")
-folder = os.path.join(work, "agent"); os.makedirs(folder, mode=0o700, exist_ok=True)
-path = os.path.join(folder, name + ".pyz"); aside = "%s.%d" % (path, os.getpid())
-with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-    file.write(data); file.flush(); os.fsync(file.fileno())
-os.rename(aside, path)
-os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[4:])
+if hashlib.sha256(data).hexdigest() != wanted: sys.exit("the agent arrived damaged")
+folder = os.path.join(work, "agent"); path = os.path.join(folder, name + ".pyz"); aside = "%s.%d" % (path, os.getpid())
+try:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data); file.flush(); os.fsync(file.fileno())
+        os.rename(aside, path)
+    except OSError:
+        if os.path.exists(aside): os.unlink(aside)
+        raise
+except OSError as error:
+    import json
+    print(json.dumps({"event": "error", "kind": "remote-error",
+        "message": "the agent cannot be written to %s: %s" % (folder, (error.strerror or str(error)).lower()),
+        "next_commands": ["df -h " + work, "set `workdir` to a folder of this user with room"]}))
+    sys.exit(0)
+os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[5:])
 """
 
 _BOOTSTRAP = """\
@@ -97,6 +115,7 @@ class AgentClient:
                 self.workdir,
                 packed.digest,
                 str(len(packed.content)),
+                packed.sha256,
                 verb,
                 word or "-",
             )

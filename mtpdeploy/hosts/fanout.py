@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mtpdeploy.errors import MtpError
-from mtpdeploy.inventory.values import Host
+
+if TYPE_CHECKING:  # the inventory brings Pydantic with it, and a connection may begin before
+    from mtpdeploy.inventory.values import Host
 
 LIMIT = 128  # hosts at a time; one costs two threads and about a megabyte
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
-
 from mtpdeploy.errors import HostKeyRefused
+from mtpdeploy.hosts.lean import paramiko
 from mtpdeploy.hosts.sshconfig import Resolved
 
 # Best first, as OpenSSH prefers them; an RSA key is used with SHA-2 signatures only.

@@ -9,9 +9,11 @@ import subprocess
 import threading
 from collections import deque
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from mtpdeploy.inventory.values import Host
+if TYPE_CHECKING:  # the inventory brings Pydantic with it, and a connection may begin before
+    from mtpdeploy.inventory.values import Host
+
 
 _STDERR_KEPT = 64 * 1024
 
@@ -91,6 +93,8 @@ class LocalTransport:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+
+    def begin(self) -> None: ...
 
     def exec(self, command: str) -> LocalChannel:
         return LocalChannel(command)

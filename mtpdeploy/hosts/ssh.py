@@ -1,4 +1,8 @@
-"""A host over SSH: one Fabric connection on our own socket, strict about host keys, impatient with silence."""
+"""A host over SSH: one Paramiko connection on our own socket, strict about host keys, impatient with silence.
+
+A cut line is noticed within five seconds whatever is going on. On our own TCP socket the kernel sees to it (keepalive and
+TCP_USER_TIMEOUT); through a proxy the far sshd is asked each second whether it is still there.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,26 @@ import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections import deque
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
-
-import paramiko
-import tenacity
-from fabric import Config, Connection
+from typing import TYPE_CHECKING, Any
 
 from mtpdeploy.errors import HostUnreachable, MtpError
+from mtpdeploy.hosts.early import EARLY
 from mtpdeploy.hosts.hostkeys import KnownKeys, OnlyKnownKeys
+from mtpdeploy.hosts.lean import paramiko
 from mtpdeploy.hosts.sshconfig import Resolved, resolve
-from mtpdeploy.inventory.values import Host
+
+if TYPE_CHECKING:  # the inventory brings Pydantic with it, and a connection may begin before
+    from mtpdeploy.inventory.values import Host
 
 ATTEMPTS = 3
 _STDERR_KEPT = 64 * 1024
-_USER_TIMEOUT_MS = 15_000  # unacknowledged data after which the kernel gives the connection up
+_USER_TIMEOUT_MS = 4_000  # unacknowledged data, or keepalives, after which the kernel gives the connection up
+_PULSE_S, _PULSE_LIMIT_S = 1.0, 3.5  # how often a host behind a proxy is asked, and how long it may take to answer
+_SESSION_S = 60.0  # a first session waits for the host's PAM modules; a cut line ends the wait much earlier
 
 
 class SshChannel:
@@ -132,14 +140,31 @@ class SshTransport:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._connection: Connection | None = None
-        self._proxy: subprocess.Popen[bytes] | None = None
+        self._client: paramiko.SSHClient | None = None
+        self._pulse: threading.Thread | None = None
+        self._begun: Future[paramiko.SSHClient] | None = None
         self._lock = threading.Lock()
 
+    def begin(self) -> None:
+        answer: Future[paramiko.SSHClient] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._connect())
+            except BaseException as error:  # raised where the connection is needed
+                answer.set_exception(error)
+
+        with self._lock:
+            if self._client is None and self._begun is None:
+                self._begun = answer
+                threading.Thread(target=run, name=f"connect {self.host.name}", daemon=True).start()
+
     def exec(self, command: str) -> SshChannel:
-        transport = self._transport()
+        transport, proxied = self._connected()
         try:
-            channel = transport.open_session(timeout=10)
+            channel = transport.open_session(timeout=_SESSION_S)
+            if proxied:
+                self._feel_pulse(transport)
             if self.host.ssh.forward_agent:
                 paramiko.agent.AgentRequestHandler(channel)
             channel.exec_command(command)
@@ -152,18 +177,19 @@ class SshTransport:
         return SshChannel(channel)
 
     def forward(self, port: int, address: str = "127.0.0.1") -> SshForward:
-        return SshForward(self._transport(), port, address)
+        transport, proxied = self._connected()
+        if proxied:
+            self._feel_pulse(transport)
+        return SshForward(transport, port, address)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.add_done_callback(close_client)
+        client, self._client = self._client, None
+        if client is not None:
             with contextlib.suppress(OSError, EOFError):
-                connection.close()
-        proxy, self._proxy = self._proxy, None
-        if proxy is not None:
-            proxy.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                proxy.wait(2)
+                client.close()  # a proxy sees the end of its stdin and goes
 
     def __enter__(self) -> SshTransport:
         return self
@@ -175,30 +201,31 @@ class SshTransport:
 
     # ------------------------------------------------------------ connecting
 
-    def _transport(self) -> paramiko.Transport:
+    def _connected(self) -> tuple[paramiko.Transport, bool]:
+        """The transport, and whether it goes through a proxy."""
         with self._lock:
-            connection = self._connection
-            if connection is None or not connection.is_connected:
+            client = self._client
+            if client is None and self._begun is not None:
+                begun, self._begun = self._begun, None
+                client = self._client = begun.result()
+            if client is None or (transport := client.get_transport()) is None or not transport.is_active():
                 self.close()
-                connection = self._connection = self._connect()
-            transport: paramiko.Transport = connection.transport
-            return transport
+                client = self._client = self._connect()
+                transport = client.get_transport()
+            assert transport is not None
+            return transport, isinstance(client, _Proxied)
 
-    def _connect(self) -> Connection:
+    def _feel_pulse(self, transport: paramiko.Transport) -> None:
+        """Begins once the first session stands: until then sshd may be busy with PAM, and would not answer."""
+        if self._pulse is None or not self._pulse.is_alive():
+            self._pulse = threading.Thread(target=_pulse, args=(transport,), name="pulse", daemon=True)
+            self._pulse.start()
+
+    def _connect(self) -> paramiko.SSHClient:
         """Tries again where a second try may help: never after a refused key or login."""
-        target = resolve(self.host)
-        known = KnownKeys.read(target.key_name, target.known_hosts)
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=tenacity.wait_exponential(multiplier=0.3, max=2),
-            retry=tenacity.retry_if_exception_type((OSError, EOFError, paramiko.SSHException))
-            & tenacity.retry_if_not_exception_type(
-                (paramiko.AuthenticationException, paramiko.PasswordRequiredException, socket.gaierror)
-            ),
-            reraise=True,
-        )
+        target, limit = resolve(self.host), self.host.ssh.connect_timeout_s
         try:
-            return retrying(self._open, target, known)
+            client = self._opened(target, limit)
         except MtpError:
             raise
         except paramiko.PasswordRequiredException as error:
@@ -219,73 +246,143 @@ class SshTransport:
             raise HostUnreachable(
                 f"{self.host.name}: no connection to {target.hostname} port {target.port}"
                 + (" through the jump host" if target.proxy else "")
-                + f": {_why(error, self._proxy_said())}",
+                + f": {_why(error)}",
                 next_commands=[" ".join((*target.asked[:-1], "-v", target.asked[-1], "true"))],
             ) from error
+        EARLY.reached(target, limit)
+        return client
 
-    def _open(self, target: Resolved, known: KnownKeys) -> Connection:
-        limit = self.host.ssh.connect_timeout_s
-        config = Config(overrides={"load_ssh_configs": False}, lazy=True, ssh_config=paramiko.SSHConfig())
-        sock = self._socket(target, limit)
-        connection = Connection(
-            target.hostname,
-            user=target.user,
-            port=target.port,
-            config=config,
-            connect_timeout=limit,
-            connect_kwargs={
-                "sock": sock,
-                "key_filename": [path for path in target.identity_files if os.path.exists(path)],
-                "look_for_keys": False,
-                "allow_agent": not target.only_identities or bool(target.agent_socket),
-                "banner_timeout": limit,
-                "auth_timeout": max(limit, 20.0),
-                "channel_timeout": 15.0,
-                "transport_factory": _transport_factory(known),
-            },
-        )
-        connection.client.set_missing_host_key_policy(OnlyKnownKeys(target, known))
+    def _opened(self, target: Resolved, limit: float) -> paramiko.SSHClient:
+        begun = EARLY.claim(target)
         try:
-            with _agent_socket(target.agent_socket):
-                connection.open()
-        except BaseException:
-            connection.client.close()  # ends Paramiko's thread before its descriptor can be used again
-            sock.close()  # a proxy sees the end of its stdin and goes
-            raise
-        return connection
+            return begun.result() if begun is not None else open_client(target, limit)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if not _worth_another(error):
+                raise
+        import tenacity  # loads asyncio: only for those who need it
 
-    def _socket(self, target: Resolved, limit: float) -> socket.socket:
-        """Ours, since Paramiko leaves Nagle's algorithm on (40 ms a command) and never notices a dead peer."""
-        if target.proxy is not None:
-            ours, theirs = socket.socketpair()
-            self._proxy = subprocess.Popen(
-                target.proxy,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            theirs.close()
-            return ours
-        sock = socket.create_connection((target.hostname, target.port), timeout=limit)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
-        return sock
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(ATTEMPTS - 1),
+            wait=tenacity.wait_exponential(multiplier=0.3, max=2),
+            retry=tenacity.retry_if_exception(_worth_another),
+            reraise=True,
+        )
+        time.sleep(0.3)
+        return retrying(open_client, target, limit)
 
-    def _proxy_said(self) -> str:
-        if self._proxy is None or self._proxy.stderr is None:
-            return ""
+
+def close_client(answer: Future[paramiko.SSHClient]) -> None:
+    """Hangs up on a connection that nobody wants any more, once it is there."""
+    if answer.exception() is None:
+        answer.result().close()
+
+
+class _Proxied(paramiko.SSHClient):
+    """A client whose bytes a program carries: the program ends with it."""
+
+    def __init__(self, proxy: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self._proxy = proxy
+
+    def close(self) -> None:
+        super().close()
+        self._proxy.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._proxy.wait(1)
-        if self._proxy.poll() is None:
-            return ""
-        lines = self._proxy.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+            self._proxy.wait(2)
+
+
+def open_client(target: Resolved, limit: float) -> paramiko.SSHClient:
+    """One attempt. HostKeyRefused; else what Paramiko and the socket raise, with the proxy's last words in `proxy_said`.
+
+    limit: seconds for the connection, the banner, and (20 at least) the login.
+    """
+    known = KnownKeys.read(target.key_name, target.known_hosts)
+    proxy: subprocess.Popen[bytes] | None = None
+    if target.proxy is None:
+        sock = _socket(target, limit)
+        client = paramiko.SSHClient()
+    else:
+        sock, proxy = _through(target.proxy)
+        client = _Proxied(proxy)
+    client.set_missing_host_key_policy(OnlyKnownKeys(target, known))
+    try:
+        with _agent_socket(target.agent_socket):
+            client.connect(
+                target.hostname,
+                target.port,
+                target.user,
+                timeout=limit,
+                sock=sock,
+                key_filename=[path for path in target.identity_files if os.path.exists(path)],  # type: ignore[arg-type]
+                look_for_keys=False,
+                allow_agent=not target.only_identities or bool(target.agent_socket),
+                banner_timeout=limit,
+                auth_timeout=max(limit, 20.0),
+                channel_timeout=15.0,
+                transport_factory=_transport_factory(known),
+            )
+    except BaseException as error:
+        if proxy is not None:
+            error.proxy_said = _last_words(proxy)  # type: ignore[attr-defined]
+        client.close()  # ends Paramiko's thread before its descriptor can be used again
+        sock.close()
+        raise
+    return client
+
+
+def _socket(target: Resolved, limit: float) -> socket.socket:
+    """Ours, since Paramiko leaves Nagle's algorithm on (40 ms a command) and never notices a dead peer."""
+    sock = socket.create_connection((target.hostname, target.port), timeout=limit)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    return sock
+
+
+def _through(command: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A socket whose other end is that program's stdin and stdout."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        proxy = subprocess.Popen(
+            command,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    return ours, proxy
+
+
+def _last_words(proxy: subprocess.Popen[bytes]) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        proxy.wait(1)
+    if proxy.poll() is None or proxy.stderr is None:
+        return ""
+    lines = proxy.stderr.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _pulse(transport: paramiko.Transport) -> None:
+    """Asks the far sshd whether it is there; closes the transport when it no longer answers, which wakes whoever waits."""
+    while transport.is_active():
+        time.sleep(_PULSE_S)
+        asked = threading.Thread(
+            target=transport.global_request, args=("keepalive@openssh.com",), name="pulse asks", daemon=True
+        )
+        asked.start()
+        asked.join(_PULSE_LIMIT_S)
+        if asked.is_alive():
+            transport.close()
+            return
+
+
+def _worth_another(error: BaseException) -> bool:
+    hopeless = (paramiko.AuthenticationException, paramiko.PasswordRequiredException, socket.gaierror, MtpError)
+    return isinstance(error, (OSError, EOFError, paramiko.SSHException)) and not isinstance(error, hopeless)
 
 
 def _transport_factory(known: KnownKeys) -> Any:
@@ -315,9 +412,9 @@ def _agent_socket(path: str | None) -> Any:
             os.environ["SSH_AUTH_SOCK"] = before
 
 
-def _why(error: BaseException, proxy: str) -> str:
-    if proxy:
-        return proxy
+def _why(error: BaseException) -> str:
+    if said := getattr(error, "proxy_said", ""):
+        return str(said)
     if isinstance(error, socket.gaierror):
         return "its name cannot be resolved"
     if isinstance(error, TimeoutError) or "timed out" in str(error):

@@ -11,9 +11,12 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtpdeploy.errors import ConfigError, HostUnreachable
-from mtpdeploy.inventory.values import Host
+
+if TYPE_CHECKING:  # the inventory brings Pydantic with it, and a connection may begin before
+    from mtpdeploy.inventory.values import Host
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from mtpdeploy.inventory.values import Host
+if TYPE_CHECKING:  # the inventory brings Pydantic with it, and a connection may begin before
+    from mtpdeploy.inventory.values import Host
 
 
 class Channel(Protocol):
@@ -45,6 +46,9 @@ class Transport(Protocol):
     """A connection to one host, opened at first use and kept."""
 
     host: Host
+
+    def begin(self) -> None:
+        """Starts connecting, if that takes time, while the caller does something else. What goes wrong is raised by what needs it."""
 
     def exec(self, command: str) -> Channel:
         """Starts a POSIX shell command. HostUnreachable if there is no connection; never retried once it was sent."""

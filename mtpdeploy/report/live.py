@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, TextIO
 
 from mtpdeploy.progress import Silent, Talk
+
+if TYPE_CHECKING:  # Rich is loaded where there is a terminal to draw on
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 PLAIN_INTERVAL_S = 2.0  # a changed stage is told at most this often where lines cannot be redrawn
 
@@ -26,6 +27,8 @@ def live(*, quiet: bool = False, no_color: bool = False, stream: TextIO | None =
     if quiet:
         yield Silent()
     elif stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        from rich.console import Console
+
         bars = Bars(Console(file=stream, no_color=no_color or None, markup=False, highlight=False, emoji=False))
         try:
             yield bars
@@ -112,6 +115,8 @@ class Bars:
 
     def _started(self) -> Progress:
         if self._progress is None:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
