@@ -26,7 +26,8 @@ class Recorded:
         return self.files["server.log"]
 
     def body(self, name: str) -> dict[str, Any]:
-        return json.loads(self.files[name])
+        found: dict[str, Any] = json.loads(self.files[name])
+        return found
 
     def __repr__(self) -> str:
         return self.name

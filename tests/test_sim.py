@@ -298,7 +298,8 @@ def test_each_fault_ends_the_server_and_is_read_as_what_it_is(
     start: Callable[..., Server], fault: str, cause: str
 ) -> None:
     server = start(fault=fault)
-    assert server.ended() != 0
+    status = server.ended()
+    assert status == 3 if fault == "port-taken" else status != 0
     summary = server.summary()
     assert summary["cause"] == cause
     assert summary["ready"] is False

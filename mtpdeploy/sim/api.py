@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import math
 import time
@@ -12,12 +13,17 @@ from typing import Any
 
 from aiohttp import web
 
+from mtpdeploy.sglang.overrides import prefill_graph_sizes
 from mtpdeploy.sim.engine import Engine, Job
 from mtpdeploy.sim.launch import Launch
-from mtpdeploy.sim.startup import startup_values
+from mtpdeploy.sim.metrics import exposition
+from mtpdeploy.sim.phases import Phases, listed_sizes
+from mtpdeploy.sim.startup import recorded
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = ("/health", "/ready", "/metrics")
+_ADMIN = ("/flush_cache", "/abort_request", "/set_internal_state")  # the admin key's, where there is one
+_SUCCESSORS = {"/get_server_info": "/server_info", "/get_model_info": "/model_info", "/get_load": "/v1/loads"}
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
@@ -32,10 +38,10 @@ class Refused(Exception):
 class Api:
     """Routes and answers. `status`: Starting, Up, ShuttingDown, as SGLang's own."""
 
-    def __init__(self, launch: Launch, engine: Engine, say: Callable[[str], None], started: float) -> None:
+    def __init__(self, launch: Launch, engine: Engine, say: Callable[[str], None]) -> None:
         self.launch, self.engine, self._say = launch, engine, say
         self.status = "Starting"
-        self._startup_s = time.monotonic() - started
+        self._phases = Phases.of(launch)
         self._key = str(launch.given.get("api_key") or "") or None
         self._admin = str(launch.given.get("admin_api_key") or "") or None
         excluded = launch.given.get("uvicorn_access_log_exclude_prefixes")
@@ -70,10 +76,14 @@ class Api:
     async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Authorisation, and uvicorn's access line."""
         try:
-            if self._key and not request.path.startswith(_OPEN) and request.method != "OPTIONS":
-                offered = request.headers.get("Authorization", "")
-                if offered not in (f"Bearer {self._key}", *((f"Bearer {self._admin}",) if self._admin else ())):
-                    return self._log(request, web.json_response({"error": "Unauthorized"}, status=401))
+            if not self._allowed(request):
+                return self._log(request, web.json_response({"error": "Unauthorized"}, status=401))
+            successor = _SUCCESSORS.get(request.path)
+            if successor and self.launch.version.at_least("0.5.11"):
+                self._say(
+                    f"Endpoint '{request.path}' is deprecated and will be removed in a future version. "
+                    f"Please use '{successor}' instead."
+                )
             return self._log(request, await handler(request))
         except Refused as refused:
             body: dict[str, Any] = (
@@ -85,7 +95,18 @@ class Api:
         except web.HTTPNotFound:
             return self._log(request, web.json_response({"detail": "Not Found"}, status=404))
 
+    def _allowed(self, request: web.Request) -> bool:
+        """SGLang's rule (utils/auth.py): the API key opens everything but what the admin key, if there is one, alone opens."""
+        if request.method == "OPTIONS" or request.path.startswith(_OPEN):
+            return True
+        wanted = self._admin if self._admin and request.path in _ADMIN else self._key
+        kind, _, offered = request.headers.get("Authorization", "").partition(" ")
+        return wanted is None or (kind.lower() == "bearer" and hmac.compare_digest(offered.encode(), wanted.encode()))
+
     def _log(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        if request.path != "/metrics":
+            key = (request.method, request.path, response.status)
+            self.engine.totals.http[key] = self.engine.totals.http.get(key, 0) + 1
         if not (self._quiet and request.path.startswith(self._quiet)):
             peer = request.transport.get_extra_info("peername") if request.transport else None
             where = f"{peer[0]}:{peer[1]}" if peer else "-"
@@ -110,34 +131,63 @@ class Api:
     def _memory(self) -> dict[str, Any]:
         pools = self.launch.pools
         old = self.launch.version.before("0.5.11")
-        graph: Any = round(pools.graph_reserve_gb, 2)
+        graphs = {name: round(gb, 3) for name, gb in self._phases.graphs_gb.items()}
         return {
-            "weight": round(pools.weights_gb + pools.draft_weights_gb, 2),
-            "kvcache": round(pools.k_gb + pools.v_gb, 2),
+            "weight": round(pools.weights_gb, 3),
+            "kvcache": round(pools.k_gb + pools.v_gb, 3),
+            **({} if old else {"startup_available": round(pools.avail_end_gb, 3)}),
             "token_capacity": pools.kv_tokens,
-            "graph": graph if old else {"decode": graph, "prefill": round(pools.prefill_graph_gb, 2)},
-            **({} if old else {"startup_available": round(pools.avail_end_gb, 2)}),
+            **({} if old else {"token_capacity_swa": None}),
+            "graph": round(sum(graphs.values()), 2) if old else graphs,
+        }
+
+    def _graph_config(self) -> dict[str, Any]:
+        """Both phases as resolved; the sizes are those that could be captured, before what can run cuts them."""
+        settings = self.launch.settings
+        rest = {"tc_compiler": "eager", "full_prefill_max_req": None, "full_prefill_prefix_chunk_tokens": None}
+        decode = listed_sizes(bool(self.launch.draft_tokens), settings.decode_max_bs)
+        prefill = prefill_graph_sizes(settings.chunk)
+        return {
+            "decode": {
+                "backend": "full" if settings.decode_graphs else "disabled",
+                "max_bs": settings.decode_max_bs,
+                "bs": decode,
+                **rest,
+            },
+            "prefill": {
+                "backend": "breakable" if settings.prefill_graphs else "disabled",
+                "max_bs": settings.chunk,
+                "bs": prefill,
+                **rest,
+            },
         }
 
     async def _server_info(self, request: web.Request) -> web.Response:
         launch, engine, version = self.launch, self.engine, self.launch.version
-        if request.path == "/get_server_info" and version.at_least("0.5.11"):
-            self._say(
-                "Endpoint '/get_server_info' is deprecated and will be removed in a future version. Please use '/server_info' instead."
-            )
         from mtpdeploy.sim.arguments import shown
 
         values = shown(launch.in_force, version)
+        if recorded(launch):
+            values |= {
+                "cuda_graph_config": self._graph_config(),
+                "disable_cuda_graph": bool(launch.given.get("disable_cuda_graph")),
+                "uses_mamba_radix_cache": launch.settings.radix and launch.model.hybrid,
+            }
         inner: dict[str, Any] = {
             **values,
-            "world_size": launch.settings.tp,
-            "last_gen_throughput": round(engine.throughput, 2),
+            "last_gen_throughput": engine.throughput,
         }
         inner["memory_usage"] = self._memory()
         if "max_mamba_cache_size" in inner:
             inner["max_mamba_cache_size"] = launch.pools.slots
         if version.at_least("0.5.8"):
             inner["effective_max_running_requests_per_dp"] = launch.pools.max_running
+        if version.at_least("0.5.17"):
+            inner["startup_time"] = {
+                name: value for name, value in self._phases.startup_time().items() if name != "tokenizer_e2e"
+            }
+        if launch.draft_tokens and version.at_least("0.5.14"):
+            inner["max_speculative_num_draft_tokens"] = launch.draft_tokens
         if engine.accept_length is not None:
             inner["avg_spec_accept_length"] = engine.accept_length
         answer: dict[str, Any] = {
@@ -150,7 +200,7 @@ class Api:
             "simulated": True,
         }
         if version.at_least("0.5.17"):
-            answer["startup_time"] = startup_values(self._startup_s)
+            answer |= {"startup_time": self._phases.startup_time(), "kv_events": None}
         return web.json_response(answer)
 
     async def _model_info(self, request: web.Request) -> web.Response:
@@ -166,7 +216,7 @@ class Api:
                 "has_audio_understanding": False,
                 "model_type": "qwen3_5" if launch.model.hybrid else "llama",
                 "architectures": [launch.model.architecture],
-                "served_model_name": launch.served_name,
+                **({} if recorded(launch) else {"served_model_name": launch.served_name}),
                 "simulated": True,
             }
         )
@@ -196,37 +246,34 @@ class Api:
         )  # fmt: skip
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        engine, launch, totals = self.engine, self.launch, self.engine.totals
-        label = f'{{engine_type="unified",model_name="{launch.served_name}",pp_rank="0",tp_rank="0"}}'
-        model = f'{{model_name="{launch.served_name}"}}'
+        engine, launch = self.engine, self.launch
+        pools, phases = launch.pools, self._phases
+        speculative = bool(launch.draft_tokens)
+        proposed = max(1, launch.draft_tokens - 1)
         gauges = {
-            "num_running_reqs": len(engine.running), "num_queue_reqs": len(engine.waiting),
-            "num_used_tokens": engine.used_tokens, "token_usage": max(engine.kv_usage, engine.state_usage),
-            "full_token_usage": engine.kv_usage, "mamba_usage": engine.state_usage, "gen_throughput": engine.throughput,
-            "spec_accept_length": engine.accept_length or 0.0, "max_total_num_tokens": launch.pools.kv_tokens,
+            "max_total_num_tokens": pools.kv_tokens, "weight_memory_usage_gb": pools.weights_gb,
+            "kv_cache_memory_usage_gb": pools.k_gb + pools.v_gb, "page_size": launch.number("page_size", 1),
+            "num_pages": pools.kv_tokens // launch.number("page_size", 1), "context_len": launch.context,
+            "startup_available_gpu_memory_gb": pools.avail_end_gb,
+            "num_running_reqs": len(engine.running), "num_queue_reqs": len(engine.waiting), "num_grammar_queue_reqs": 0,
+            "gen_throughput": engine.throughput, "cache_hit_rate": 0, "decode_sum_seq_lens": engine.used_tokens,
+            "token_usage": max(engine.kv_usage, engine.state_usage), "full_token_usage": engine.kv_usage,
+            "swa_token_usage": 0, "mamba_usage": engine.state_usage, "num_used_tokens": engine.used_tokens,
+            "kv_available_tokens": pools.kv_tokens - engine.used_tokens, "kv_used_tokens": engine.used_tokens,
+            "mamba_available_tokens": (pools.slots or 0) - engine.used_slots, "mamba_used_tokens": engine.used_slots,
+            "spec_accept_length": engine.accept_length or 0.0,
+            "spec_accept_rate": ((engine.accept_length or 1.0) - 1) / proposed if speculative else 0.0,
+            "spec_num_steps": launch.settings.steps if speculative else 0, "spec_num_draft_tokens": launch.draft_tokens,
+            "new_token_ratio": engine.ratio, "is_cuda_graph": float(bool(engine.running and launch.settings.decode_graphs)),
         }  # fmt: skip
-        counters = {
-            "prompt_tokens_total": totals.prompt_tokens, "generation_tokens_total": totals.generation_tokens,
-            "cached_tokens_total": totals.cached_tokens, "num_requests_total": totals.requests,
-            "num_aborted_requests_total": totals.aborted, "spec_verify_calls_total": totals.verify_calls,
-        }  # fmt: skip
-        lines: list[str] = []
-        for kind, values, labels in (("gauge", gauges, label), ("counter", counters, model)):
-            for name, value in values.items():
-                lines += [f"# TYPE sglang:{name} {kind}", f"sglang:{name}{labels} {float(value)}"]
-        buckets = (0.05, 0.1, 0.2, 0.4, 0.8, 1, 2, 4, 8, 16, 32, 64)
-        for name, seen in (
-            ("time_to_first_token_seconds", totals.ttft_s),
-            ("e2e_request_latency_seconds", totals.e2e_s),
-        ):
-            lines.append(f"# TYPE sglang:{name} histogram")
-            for le in (*buckets, math.inf):
-                bound = "+Inf" if le == math.inf else str(float(le))
-                lines.append(
-                    f'sglang:{name}_bucket{{le="{bound}",model_name="{launch.served_name}"}} {float(sum(s <= le for s in seen))}'
-                )
-            lines += [f"sglang:{name}_count{model} {float(len(seen))}", f"sglang:{name}_sum{model} {sum(seen)}"]
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain", charset="utf-8")
+        started = {name: value for name, value in phases.startup_time().items() if isinstance(value, float)}
+        phased = {
+            "startup_time_seconds": started,
+            "startup_cuda_graph_time_seconds": phases.graphs_s,
+            "graph_memory_usage_gb": phases.graphs_gb,
+        }
+        text = exposition(launch.served_name, gauges, phased, engine.totals)
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     # ------------------------------------------------------------ administration
 
@@ -254,7 +301,7 @@ class Api:
 
     # ------------------------------------------------------------ generation
 
-    def _job(self, prompt: str, tokens: int, limit: int, sampling: Mapping[str, Any]) -> Job:
+    def _job(self, prompt: str, tokens: int, limit: int, sampling: Mapping[str, Any], streaming: bool) -> Job:
         temperature = sampling.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature < 0 or not math.isfinite(temperature):
             raise Refused(f"temperature must be a non-negative finite number, got {temperature}.")
@@ -269,7 +316,13 @@ class Api:
                 "completion. Please reduce the number of tokens in the input messages or the completion to fit within the limit."
             )
         return self.engine.submit(
-            uuid.uuid4().hex, prompt, tokens, max(1, limit), bool(sampling.get("ignore_eos")), float(temperature)
+            uuid.uuid4().hex,
+            prompt,
+            tokens,
+            max(1, limit),
+            bool(sampling.get("ignore_eos")),
+            float(temperature),
+            streaming,
         )
 
     def _meta(self, job: Job) -> dict[str, Any]:
@@ -285,7 +338,7 @@ class Api:
             }
         meta: dict[str, Any] = {
             "id": job.rid, "finish_reason": reason, "prompt_tokens": job.prompt_tokens, "weight_version": "default",
-            "num_retractions": 0, "completion_tokens": job.emitted, "cached_tokens": job.cached_tokens, "dp_rank": None,
+            "num_retractions": job.retractions, "completion_tokens": job.emitted, "cached_tokens": job.cached_tokens, "dp_rank": None,
         }  # fmt: skip
         if job.started is not None:
             meta["queue_time"] = job.started - job.arrived
@@ -360,7 +413,7 @@ class Api:
             tokens = count(prompt)
         else:
             raise Refused("Either text, input_ids or input_embeds should be provided.")
-        job = self._job(prompt, tokens, int(sampling.get("max_new_tokens", 128)), sampling)
+        job = self._job(prompt, tokens, int(sampling.get("max_new_tokens", 128)), sampling, bool(asked.get("stream")))
         whole = not self.launch.given.get("incremental_streaming_output")
         pieces: list[str] = []
         identities: list[int] = []
@@ -418,7 +471,7 @@ class Api:
         self, request: web.Request, asked: Mapping[str, Any], prompt: str, tokens: int, *, chat: bool
     ) -> web.StreamResponse:
         limit = asked.get("max_completion_tokens") or asked.get("max_tokens") or (2048 if chat else 16)
-        job = self._job(prompt, tokens, int(limit), asked)
+        job = self._job(prompt, tokens, int(limit), asked, bool(asked.get("stream")))
         options = asked.get("stream_options") or {}
         model = str(asked.get("model") or self.launch.served_name)
         kind = ("chat.completion.chunk" if asked.get("stream") else "chat.completion") if chat else "text_completion"

@@ -98,11 +98,21 @@ def parse(argv: Sequence[str], version: Version) -> Arguments:
     return Arguments(given, tuple(deprecated))
 
 
+# Fields of ServerArgs that are not called like their flag.
+_FIELDS = {
+    "fp4_gemm_backend": "fp4_gemm_runner_backend",
+    "fp8_gemm_backend": "fp8_gemm_runner_backend",
+    "elastic_ep_join_mode": "ep_join_mode",
+    "elastic_ep_join_rank_offset": "ep_join_rank_offset",
+}
+
+
 def shown(given: Mapping[str, object], version: Version) -> dict[str, object]:
     """All server arguments of the version by its own field names, `given` (canonical names) over the defaults."""
     values: dict[str, object] = {}
     for flag in flags_of(version).values():
         name = flag.group.lstrip("-").replace("-", "_")
+        name = _FIELDS.get(name, name)
         if flag.deprecated or flag.dead or name in values or flag.const is not None:
             continue
         default = False if flag.kind == "flag" and flag.default is None else flag.default

@@ -15,9 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mtpdeploy.sim.launch import Launch
+from mtpdeploy.sim.metrics import FIRST_TOKEN_S, LATENCY_S, Histogram, Totals, count
 from mtpdeploy.sim.timing import Acceptance, Text, Timing
 
 _PAGE = 64  # tokens a remembered prefix grows by
+# How much of what a request may still generate is kept free for it when it is admitted: SGLang starts at 0.7, comes down
+# to 0.14 of that over 600 steps, and learns from a retraction (managers/scheduler_components/new_token_ratio_tracker.py).
+_RATIO_START, _RATIO_LEAST, _RATIO_STEPS, _RETRACT_STEPS = 0.7, 0.098, 600, 20
 
 
 @dataclass(slots=True)
@@ -31,7 +35,10 @@ class Job:
     ignore_eos: bool
     text: Text
     arrived: float
+    streaming: bool = False
     cached_tokens: int = 0
+    retractions: int = 0
+    last_given: float = 0.0
     emitted: int = 0
     verify_steps: int = 0
     accepted: int = 0
@@ -46,29 +53,15 @@ class Job:
         return self.limit if self.ignore_eos else min(self.limit, self.text.natural_tokens)
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start or the last flush where SGLang resets them."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    cached_tokens: int = 0
-    requests: int = 0
-    aborted: int = 0
-    verify_calls: int = 0
-    spec_tokens: int = 0
-    spec_steps: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
-
-
 class Engine:
     """Runs in the server's event loop; `say` writes a log line."""
 
     def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self.launch, self._say = launch, say
         self._clock = launch.simulate.clock
-        self._timing = Timing(launch.draft_tokens, launch.settings.ssm_dtype == "float32")
+        self._timing = Timing(
+            launch.draft_tokens, launch.settings.ssm_dtype == "float32" and not launch.settings.replayssm
+        )
         dead = launch.fault == "draft-dead"
         self._acceptance = Acceptance(
             launch.settings.steps if launch.draft_tokens else 0,
@@ -87,17 +80,24 @@ class Engine:
         self._since = (time.perf_counter(), 0)
         self._line_spec = (0, 0)  # tokens and verify steps since the last Decode line
         self.stuck = False
+        self.ratio = _RATIO_START
 
     # ------------------------------------------------------------ the outside
 
     def submit(
-        self, rid: str, prompt: str, prompt_tokens: int, limit: int, ignore_eos: bool, temperature: float
+        self,
+        rid: str,
+        prompt: str,
+        prompt_tokens: int,
+        limit: int,
+        ignore_eos: bool,
+        temperature: float,
+        streaming: bool = False,
     ) -> Job:
         serial = next(self._serial)
         text = Text.of(prompt, temperature, serial ^ os.getpid())
-        job = Job(rid, prompt, prompt_tokens, limit, ignore_eos, text, time.perf_counter())
+        job = Job(rid, prompt, prompt_tokens, limit, ignore_eos, text, time.perf_counter(), streaming)
         job.histogram = [0] * (self.launch.settings.steps + 1 if self.launch.draft_tokens else 1)
-        self.totals.requests += 1
         self.waiting.append(job)
         self._work.set()
         if self.launch.fault == "hang-serving" and serial >= 5:
@@ -121,6 +121,7 @@ class Engine:
         self._prefixes.clear()
         self.totals.spec_tokens = self.totals.spec_steps = 0
         self.accept_length = None
+        self.ratio = _RATIO_START
         return True
 
     @property
@@ -161,10 +162,12 @@ class Engine:
     def _admit(self) -> list[Job]:
         fresh: list[Job] = []
         tokens = 0
-        room = self.launch.pools.kv_tokens - sum(job.prompt_tokens + job.goal for job in self.running)
+        room = self.launch.pools.kv_tokens - sum(
+            job.prompt_tokens + job.emitted + round(self.ratio * (job.limit - job.emitted)) for job in self.running
+        )
         while self.waiting and len(self.running) + len(fresh) < self.launch.pools.max_running:
             job = self.waiting[0]
-            need = job.prompt_tokens + job.goal
+            need = job.prompt_tokens + job.emitted + round(self.ratio * (job.limit - job.emitted))
             if fresh and tokens + job.prompt_tokens > max(2048, self.launch.settings.chunk):
                 break
             if need > room and (self.running or fresh):
@@ -176,10 +179,11 @@ class Engine:
         return fresh
 
     def _prefill(self, fresh: list[Job]) -> float:
-        new = sum(job.prompt_tokens - job.cached_tokens for job in fresh)
+        new = sum(job.prompt_tokens + job.emitted - job.cached_tokens for job in fresh)
         cached = sum(job.cached_tokens for job in fresh)
-        self.totals.prompt_tokens += new + cached
         self.totals.cached_tokens += cached
+        self.totals.computed_tokens += new
+        self.totals.prefill_passes += 1
         seconds = self._timing.prefill_s(new)
         version = self.launch.version
         pending = (
@@ -199,20 +203,54 @@ class Engine:
         )
         now = time.perf_counter()
         for job in fresh:
-            job.started = now
+            if job.started is None:
+                job.started = now
+                self.totals.queue_s.observe(now - job.arrived)
         return seconds
 
     def _emit_first(self, fresh: list[Job]) -> None:
         now = time.perf_counter()
         for job in fresh:
             if job.finished is None:
-                job.first_token = now
-                self.totals.ttft_s.append(now - job.arrived)
+                if job.first_token is None:  # one that was retracted had its first token before
+                    job.first_token = now
+                    _observe(self.totals.ttft_s, FIRST_TOKEN_S, job.streaming, now - job.arrived)
                 self._give(job, 1)
                 if job.finished is None:
                     self.running.append(job)
 
+    def _retract(self) -> None:
+        """Sends requests back to the queue until the next step's tokens fit; the last one left is ended if it cannot grow."""
+        step = self.launch.draft_tokens or 1
+        gone: list[Job] = []
+        before, ratio = self.used_tokens, self.ratio
+        while len(self.running) > 1 and self.used_tokens + step * len(self.running) > self.launch.pools.kv_tokens:
+            job = min(self.running, key=lambda one: (one.emitted, -one.prompt_tokens))
+            self.running.remove(job)
+            job.retractions += 1
+            gone.append(job)
+        if self.running and self.used_tokens + step * len(self.running) > self.launch.pools.kv_tokens:
+            self._say(f"retract_decode: aborted last request {self.running[0].rid} due to OOM")
+            self._end(self.running.pop(), "abort")
+            self.totals.aborted += 1
+        if not gone:
+            self.ratio = max(_RATIO_LEAST, self.ratio - (_RATIO_START - _RATIO_LEAST) / _RATIO_STEPS)
+            return
+        self.ratio = min(
+            1.0,
+            (sum(job.emitted for job in self.running) + _RETRACT_STEPS * len(self.running))
+            / (sum(job.limit for job in self.running) + 1),
+        )
+        self.totals.retracted += len(gone)
+        slots = f", #mamba_num_gained: {len(gone)}" if self.launch.model.hybrid else ""
+        self._say(
+            f"KV cache pool is full. Retract requests. #retracted_reqs: {len(gone)}, #new_tokens_gained: "
+            f"{before - self.used_tokens}{slots}, #new_token_ratio: {ratio:.4f} -> {self.ratio:.4f}"
+        )
+        self.waiting.extendleft(reversed(gone))
+
     def _decode(self) -> None:
+        self._retract()
         together = self._acceptance.for_batch()
         emitted = 0
         for job in self.running:
@@ -221,13 +259,14 @@ class Engine:
                 job.verify_steps += 1
                 job.accepted += tokens - 1
                 job.histogram[min(tokens - 1, len(job.histogram) - 1)] += 1
-                self.totals.verify_calls += 1
                 self.totals.spec_steps += 1
                 self.totals.spec_tokens += tokens
                 self._line_spec = (self._line_spec[0] + tokens, self._line_spec[1] + 1)
             else:
                 tokens = 1
             emitted += self._give(job, tokens)
+        self.totals.decode_passes += 1
+        self.totals.decoded_tokens += emitted
         batch = len(self.running)
         started, tokens_before = self._since
         self._since = (started, tokens_before + emitted)
@@ -238,8 +277,13 @@ class Engine:
 
     def _give(self, job: Job, tokens: int) -> int:
         given = min(tokens, job.goal - job.emitted)
+        now = time.perf_counter()
+        if job.emitted and given:
+            # SGLang observes a chunk's gap divided by its tokens, once for each of them
+            gap = now - job.last_given
+            self.totals.token_s.observe(gap / given, given, gap)
+        job.last_given = now
         job.emitted += given
-        self.totals.generation_tokens += given
         if job.emitted >= job.goal:
             self._end(job, "length" if job.emitted >= job.limit else "stop")
         else:
@@ -249,7 +293,14 @@ class Engine:
     def _end(self, job: Job, why: str) -> None:
         job.finished = why
         if why != "abort":
-            self.totals.e2e_s.append(time.perf_counter() - job.arrived)
+            totals = self.totals
+            _observe(totals.e2e_s, LATENCY_S, job.streaming, time.perf_counter() - job.arrived)
+            totals.verify_calls += job.verify_steps
+            count(totals.requests, job.streaming)
+            count(totals.prompt_tokens, job.streaming, job.prompt_tokens)
+            count(totals.generation_tokens, job.streaming, job.emitted)
+            totals.prompts.observe(job.prompt_tokens)
+            totals.generations.observe(job.emitted)
             self._remember(job)
         job.changed.set()
 
@@ -309,3 +360,8 @@ class Engine:
             self._prefixes.move_to_end(page)
         while len(self._prefixes) > self.launch.pools.kv_tokens // _PAGE:
             self._prefixes.popitem(last=False)
+            self.totals.evicted_tokens += _PAGE
+
+
+def _observe(into: dict[str, Histogram], bounds: tuple[float, ...], streaming: bool, seconds: float) -> None:
+    into.setdefault(str(streaming).lower(), Histogram(bounds)).observe(seconds)

@@ -19,6 +19,7 @@ from mtpdeploy.sim import card, startup
 from mtpdeploy.sim.api import Api
 from mtpdeploy.sim.engine import Engine
 from mtpdeploy.sim.launch import Launch
+from mtpdeploy.sim.phases import PACE
 from mtpdeploy.sim.shim import settings
 
 
@@ -51,7 +52,6 @@ def main(folder: Path) -> None:
     simulate = settings(folder)
     launch = Launch.of(folder, sys.argv[1:], simulate)
     say = Log(os.environ.get("SGLANG_LOG_MS", "") not in ("", "0", "false"))
-    started = time.monotonic()
     children: list[subprocess.Popen[bytes]] = []
     say("\0# simulated: this is mtpdeploy's rehearsal of SGLang "
         f"{launch.version}, {simulate.clock:g} simulated seconds a second; no number below was measured on a GPU")  # fmt: skip
@@ -60,19 +60,20 @@ def main(folder: Path) -> None:
         say(startup.server_args(launch))
         children = [_child(title) for title in ("sglang::scheduler", "sglang::detokenizer")]
         _play(startup.load(launch), say, launch, children[0].pid)
+        _play(startup.caches(launch), say, launch, None)
     except startup.Died as died:
         _end(children)
         if died.status < 0:
             os.kill(os.getpid(), -died.status)
         sys.exit(died.status)
-    if (line := startup.timings(launch, time.monotonic() - started)) is not None:
+    if (line := startup.timings(launch)) is not None:
         say(line)
     with contextlib.suppress(ImportError):
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     try:
-        asyncio.run(_serve(launch, say, children, started))
+        asyncio.run(_serve(launch, say, children))
     finally:
         _end(children)
     # After a clean drain SGLang kills its own process tree with SIGKILL, itself included.
@@ -87,7 +88,7 @@ def _play(steps: Iterator[startup.Step | startup.Held], say: Log, launch: Launch
             continue
         seconds, text = step
         if seconds:
-            time.sleep(seconds / launch.simulate.clock)
+            time.sleep(seconds / (PACE * launch.simulate.clock))
         if text:
             say(text)
 
@@ -111,15 +112,28 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         child.wait()
 
 
-async def _serve(launch: Launch, say: Log, children: list[subprocess.Popen[bytes]], started: float) -> None:
+async def _serve(launch: Launch, say: Log, children: list[subprocess.Popen[bytes]]) -> None:
     engine = Engine(launch, say)
-    api = Api(launch, engine, say, started)
+    api = Api(launch, engine, say)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def asked_to_end(number: signal.Signals) -> None:
+        if number is signal.SIGTERM and startup.recorded(launch):
+            say("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, asked_to_end, number)
     say(f"INFO:     Started server process [{os.getpid()}]")
     say("INFO:     Waiting for application startup.")
+    if startup.recorded(launch):
+        say(
+            "Using default chat sampling params from model generation config: {'temperature': 0.6, 'top_k': 20, 'top_p': 0.95}"
+        )
+    warms_up = not launch.given.get("skip_server_warmup")
+    if not warms_up:
+        say("The server is fired up and ready to roll!")
     say("INFO:     Application startup complete.")
     runner = web.AppRunner(api.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -135,14 +149,15 @@ async def _serve(launch: Launch, say: Log, children: list[subprocess.Popen[bytes
         say("INFO:     Application shutdown complete.")
         await runner.cleanup()
         _end(children)
-        os._exit(1)
+        os._exit(3)  # uvicorn's own status for a server that could not start
     say(f"INFO:     Uvicorn running on http://{launch.host}:{launch.port} (Press CTRL+C to quit)")
     work = asyncio.create_task(engine.run())
     guard = asyncio.create_task(_guard(launch, say, children))
-    if not launch.given.get("skip_server_warmup"):
+    if warms_up:
         await _warm_up(launch, engine, say)
     api.status = "Up"
-    say("The server is fired up and ready to roll!")
+    if warms_up:
+        say("The server is fired up and ready to roll!")
     await stop.wait()
     api.status = "ShuttingDown"
     while left := len(engine.running) + len(engine.waiting):

@@ -1,6 +1,7 @@
 """The log of a start, line by line as the played version writes it. Shapes: SGLang 0.5.6 to 0.5.23, see docs/log-summary.md.
 
-A generator of (seconds until it appears, text): the server waits and writes. Text that ends in a carriage return is a
+A generator of (seconds until it appears, text): the server waits and writes. What only recordings of one version show
+(`recorded`) is printed by that version alone. Text that ends in a carriage return is a
 progress bar. What kills the launch is raised as `Died` after its last line.
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from mtpdeploy.sglang.overrides import prefill_graph_sizes
 from mtpdeploy.sim.arguments import shown
 from mtpdeploy.sim.launch import Launch
+from mtpdeploy.sim.phases import Phases, decode_sizes
 
 Step = tuple[float, str]
 BAR = "\r"
@@ -56,7 +57,8 @@ def traceback(kind: str, message: str, where: str = "model_executor/model_runner
 def before_args(launch: Launch) -> Iterator[Step]:
     """What stands before the arguments: warnings of the parser and of the resolution."""
     version, settings = launch.version, launch.settings
-    if version.at_least("0.5.23") or version.at_least("0.5.17"):
+    yield Phases.of(launch).imports_s, ""
+    if version.at_least("0.5.17"):
         yield (
             0.0,
             raw(
@@ -64,6 +66,7 @@ def before_args(launch: Launch) -> Iterator[Step]:
                 "but 'sglang serve' is the recommended entrypoint."
             ),
         )
+        yield 0.0, raw("  Example: sglang serve --model-path <model> [options]")
         yield 0.0, raw("  warnings.warn(")
     for option, use in launch.deprecated:
         successor = f" Use '{use}' instead." if use else ""
@@ -75,9 +78,15 @@ def before_args(launch: Launch) -> Iterator[Step]:
         yield 0.0, raw("    self._handle_mamba_radix_cache(model_arch)")
         yield 0.0, raw(f"{kind}: {_refusal(launch)}")
         raise Died(1)
+    if recorded(launch) and launch.settings.replayssm:
+        yield (
+            0.0,
+            "--enable-linear-replayssm-spec: setting --mamba-ssm-dtype float32 (the closed-loop exact fold keeps the SSM "
+            "checkpoint bit-identical to the recurrent baseline).",
+        )
     if settings.algorithm and settings.running_is_default:
         yield (
-            1.0,
+            0.0,
             (
                 "Max running requests is reset to 48 for speculative decoding. "
                 "You can override this by explicitly setting --max-running-requests."
@@ -85,6 +94,27 @@ def before_args(launch: Launch) -> Iterator[Step]:
         )
     if launch.given.get("attention_backend") is None:
         yield 0.0, "Attention backend not specified. Use fa3 backend by default."
+    if recorded(launch) and launch.model.multimodal:
+        yield (
+            0.0,
+            (
+                "Multimodal feature transport auto-resolved to cuda_ipc (single-node CUDA). Pass --mm-feature-transport=cpu to opt out."
+            ),
+        )
+        yield (
+            0.0,
+            (
+                "Using CUDA IPC for multimodal features: reserving up to 1024 MiB on base GPU 0 across 1 tokenizer worker(s). "
+                "This reduces KV cache headroom; a full pool falls back to CPU transport."
+            ),
+        )
+        yield (
+            0.0,
+            (
+                "CUDA IPC pool-handle caching is enabled. It reuses mappings to the existing bounded pool without reserving "
+                "another pool; set SGLANG_USE_IPC_POOL_HANDLE_CACHE=0 to disable it."
+            ),
+        )
 
 
 def _refusal(launch: Launch) -> str:
@@ -113,13 +143,20 @@ def server_args(launch: Launch) -> str:
     return "server_args=ServerArgs(" + ", ".join(f"{name}={value!r}" for name, value in values.items()) + ")"
 
 
+def recorded(launch: Launch) -> bool:
+    """Whether logs of a real start of this version are at hand (tests/data/h200)."""
+    return launch.version.at_least("0.5.17") and launch.version.before("0.5.18")
+
+
 def load(launch: Launch) -> Iterator[Step | Held]:
     """From the process group to the last pool and graph."""
-    pools, version = launch.pools, launch.version
+    pools, version, phases = launch.pools, launch.version, Phases.of(launch)
     late_draft = version.before("0.5.14") and bool(launch.draft_tokens)
+    yield from _tokenizer(launch, phases.scheduler_s)
     yield from _distributed(launch, 0.09)
     yield from _weights(launch, draft=False)
     if launch.draft_tokens and not late_draft:
+        yield phases.before_draft_s, ""
         yield from _distributed(launch, 0.0, again=True)
         yield from _weights(launch, draft=True)
     yield from _pools(launch)
@@ -131,6 +168,8 @@ def load(launch: Launch) -> Iterator[Step | Held]:
     else:
         if launch.draft_tokens:
             yield from _draft_pool(launch)
+        for _ in range(2 if launch.draft_tokens else 1):
+            yield from _attention(launch)
         yield from _graphs(launch, "target")
         yield from _graphs(launch, "draft")
     yield (
@@ -142,6 +181,54 @@ def load(launch: Launch) -> Iterator[Step | Held]:
     if launch.fault == "crash-loop":
         yield from traceback(
             "RuntimeError", "CUDA error: an illegal memory access was encountered", "managers/scheduler.py"
+        )
+
+
+def _tokenizer(launch: Launch, seconds: float) -> Iterator[Step]:
+    """What the tokenizer's process says while the scheduler's imports."""
+    yield seconds / 2, ""
+    if recorded(launch):
+        if launch.model.multimodal:
+            yield 0.0, "Multimodal data loading enabled with 16 worker threads (auto)."
+            yield 0.0, "Multimodal processor concurrency enabled with 2 isolated worker threads (auto)."
+            yield (
+                0.0,
+                (
+                    "CUDA IPC multimodal feature pools reserve 1024 MiB total on GPU 0 "
+                    "(1024 MiB per tokenizer worker × 1; configured budget 1024 MiB)."
+                ),
+            )
+        yield 0.0, "Using default HuggingFace chat template with detected content format: openai"
+    yield seconds / 2, ""
+
+
+def _attention(launch: Launch) -> Iterator[Step]:
+    """The kernels of a hybrid model's linear layers."""
+    if recorded(launch) and launch.model.hybrid:
+        yield 0.0, "Linear attention kernel backend: decode=triton, prefill=triton, verify=triton"
+        yield 0.0, "Using hybrid linear attention backend for hybrid GDN models."
+        yield (
+            0.0,
+            (
+                "GDN kernel dispatcher: decode=TritonGDNKernel, extend=TritonGDNKernel, verify=TritonGDNKernel packed_decode=True"
+            ),
+        )
+
+
+def caches(launch: Launch) -> Iterator[Step]:
+    """The prefix cache, after everything else of the scheduler."""
+    if not recorded(launch):
+        return
+    if launch.settings.radix and launch.model.hybrid:
+        yield 0.0, "Init Unified RadixTree with components (<ComponentType.FULL: 0>, <ComponentType.MAMBA: 2>)"
+    if launch.model.hybrid:
+        kind = "UnifiedRadixCache" if launch.settings.radix else "ChunkCache"
+        yield (
+            0.0,
+            (
+                f"Tree cache initialized: source=default impl={kind} hybrid_swa=False hybrid_ssm=True "
+                "hierarchical=False streaming_wrapped=False"
+            ),
         )
 
 
@@ -160,16 +247,23 @@ def _distributed(launch: Launch, mem: float, again: bool = False) -> Iterator[St
 
 
 def _weights(launch: Launch, *, draft: bool) -> Iterator[Step | Held]:
-    pools = launch.pools
+    pools, phases = launch.pools, Phases.of(launch)
     late = launch.version.before("0.5.14")
     if draft:
         before = (pools.avail_after_pools_gb + pools.draft_weights_gb) if late else pools.pre_load_gb - pools.weights_gb
-        size, kind, seconds, shards = pools.draft_weights_gb, launch.model.draft_architecture, 1.0, 2
+        size, kind, seconds, shards = pools.draft_weights_gb, launch.model.draft_architecture, phases.draft_weights_s, 2
     else:
-        before, size, kind, seconds, shards = pools.pre_load_gb, pools.weights_gb, launch.model.architecture, 6.0, 12
+        before, size, kind, shards = pools.pre_load_gb, pools.weights_gb, launch.model.architecture, 12
+        seconds = phases.weights_s
     if launch.fault == "slow-load":
         seconds *= 10
     yield 0.0, f"Load weight begin. avail mem={before:.2f} GB"
+    if recorded(launch) and not draft:
+        backend = launch.given.get("mm_attention_backend")
+        if launch.model.multimodal and backend:
+            yield 0.0, f"Using {backend} as multimodal attention backend."
+        if launch.model.hybrid:
+            yield 0.0, "using attn output gate!"
     if not draft and (launch.fault == "oom-load" or size > before):
         yield 1.0, _bar("Loading safetensors checkpoint shards", 3, shards)
         yield from traceback(
@@ -178,11 +272,13 @@ def _weights(launch: Launch, *, draft: bool) -> Iterator[Step | Held]:
             f"{launch.simulate.gpu_memory_gb:.2f} GiB of which 12.00 MiB is free.",
             "model_loader/loader.py",
         )
+    dummy = launch.in_force.get("load_format") == "dummy"
     for shard in range(shards + 1):
-        yield seconds / (shards + 1), _bar("Loading safetensors checkpoint shards", shard, shards)
+        yield seconds / (shards + 1), "" if dummy else _bar("Loading safetensors checkpoint shards", shard, shards)
         if launch.fault == "hang" and not draft and shard == shards // 2:
             yield 1e9, ""
-    yield 0.0, raw("")
+    if not dummy:
+        yield 0.0, raw("")
     elapsed = f"elapsed={seconds:.2f} s, " if launch.version.at_least("0.5.8") else ""
     dtype = "dtype=torch.bfloat16, " if launch.version.before("0.5.8") else ""
     quant = f"quant={launch.settings.quantization}, " if launch.settings.quantization else ""
@@ -219,8 +315,7 @@ def _pools(launch: Launch) -> Iterator[Step | Held]:
     if pools.failure is not None:
         kind, _, message = pools.failure.line.partition(": ")
         yield from traceback(kind, message, "mem_cache/kv_cache_configurator.py")
-    asked = launch.settings.requested_running
-    if version.at_least("0.5.17") and pools.bound_by == "state_slots" and asked and pools.max_running < asked:
+    if version.at_least("0.5.17") and pools.bound_by == "state_slots":
         yield (
             0.1,
             f"max_running_requests is capped to {pools.max_running} by the mamba state cache "
@@ -237,7 +332,16 @@ def _pools(launch: Launch) -> Iterator[Step | Held]:
                 f"intermediate_ssm_state_cache size: {pools.intermediate_ssm_gb:.2f}GB "
                 f"intermediate_conv_window_cache size: {pools.intermediate_conv_gb:.2f}GB "
             )
-        yield 0.1, line
+        yield Phases.of(launch).pools_s, line
+        if recorded(launch) and pools.ring_gb:
+            yield (
+                0.0,
+                (
+                    f"GDN ReplaySSM ring buffers allocated (record_len={launch.draft_tokens}, fold=True): d=0.000GB, k=0.000GB, "
+                    f"g={0.008 * pools.ring_gb:.3f}GB rawv={0.738 * pools.ring_gb:.3f}GB, rawk={0.246 * pools.ring_gb:.3f}GB, "
+                    f"beta={0.008 * pools.ring_gb:.3f}GB "
+                ),
+            )
     dtype = "dtype: torch.bfloat16, " if version.at_least("0.5.7") else ""
     yield (
         0.2,
@@ -264,11 +368,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
         return
     new = version.at_least("0.5.14")
     avail = pools.avail_after_pools_gb + pools.released_gb
-    sizes = [
-        n
-        for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-        if n <= max(1, min(settings.decode_max_bs, pools.max_running))
-    ]
+    sizes, phases = list(decode_sizes(launch)), Phases.of(launch)
     if who == "target" and settings.prefill_graphs and pools.prefill_graph_gb > 0:
         tokens = list(prefill_graph_sizes(settings.chunk))
         if new:
@@ -280,7 +380,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
             yield 0.1, f"Capture piecewise CUDA graph begin. avail mem={avail:.2f} GB"
         for done in range(0, len(tokens) + 1, 8):
             yield (
-                0.4,
+                phases.graphs_s["prefill"] / (len(tokens) // 8 + 1),
                 _capture(
                     "Capturing num tokens (num_tokens",
                     tokens[-1 - min(done, len(tokens) - 1)],
@@ -295,7 +395,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
             yield (
                 0.1,
                 (
-                    f"Capture target prefill CUDA graph end. elapsed=3.61 s, mem usage={pools.prefill_graph_gb:.2f} GB, "
+                    f"Capture target prefill CUDA graph end. elapsed={phases.graphs_s['prefill']:.2f} s, mem usage={pools.prefill_graph_gb:.2f} GB, "
                     f"avail mem={avail:.2f} GB."
                 ),
             )
@@ -303,26 +403,34 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
             yield (
                 0.1,
                 (
-                    f"Capture piecewise CUDA graph end. Time elapsed: 3.61 s. mem usage={pools.prefill_graph_gb:.2f} GB. "
+                    f"Capture piecewise CUDA graph end. Time elapsed: {phases.graphs_s['prefill']:.2f} s. mem usage={pools.prefill_graph_gb:.2f} GB. "
                     f"avail mem={avail:.2f} GB."
                 ),
             )
-    elif who == "target":
-        avail -= 0.0
     else:
-        avail -= pools.prefill_graph_gb
+        if recorded(launch):
+            why = (
+                "some layers do not apply Standard GQA"
+                if who == "draft" and settings.prefill_graphs
+                else "cuda_graph_config resolved prefill.backend='disabled' "
+                "(e.g. via --cuda-graph-backend-prefill=disabled or auto-disable rules)."
+            )
+            yield 0.0, f"Disable prefill CUDA graph because {why}"
+        if who == "draft":
+            avail -= pools.prefill_graph_gb
     if not settings.decode_graphs:
         return
-    third = pools.decode_graph_gb / (3 if speculative else 1)
     names = (
         ("target verify" if speculative else "target decode",)
         if who == "target"
         else (("draft decode", "draft extend") if settings.steps > 1 else ("draft extend",))
     )
     if who == "draft":
-        avail -= third
+        avail -= phases.graphs_gb["target_verify"]
     per_request = {"target verify": launch.draft_tokens, "draft decode": 1, "draft extend": launch.draft_tokens}
     for name in names:
+        key = "decode" if name == "target decode" else name.replace(" ", "_")
+        seconds, size_gb = phases.graphs_s[key], phases.graphs_gb[key]
         if new:
             # a real log of 0.5.17 has the sizes in every begin line, the source of 0.5.23 has those of the target at the end
             at_begin = who == "draft" or version.before("0.5.18")
@@ -346,7 +454,7 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
                 f"Capture {old[name]} graph begin. This can take up to several minutes. avail mem={avail:.2f} GB",
             )
         for done, size in enumerate(reversed(sizes)):
-            yield 0.06, _capture("Capturing batches (bs", size, avail, done, len(sizes))
+            yield seconds / len(sizes), _capture("Capturing batches (bs", size, avail, done, len(sizes))
             if launch.fault == "graph-capture" and done == len(sizes) // 2:
                 yield 0.0, raw("")
                 yield from traceback(
@@ -357,17 +465,17 @@ def _graphs(launch: Launch, who: str) -> Iterator[Step | Held]:
                     "model_executor/cuda_graph_runner.py",
                 )
         yield 0.0, raw("")
-        avail -= third
+        avail -= size_gb
         if new:
             listed = "" if at_begin else f"bs={sizes}, "
             yield (
                 0.1,
-                f"Capture {name} CUDA graph end. {listed}elapsed=0.92 s, mem usage={third:.2f} GB, avail mem={avail:.2f} GB.",
+                f"Capture {name} CUDA graph end. {listed}elapsed={seconds:.2f} s, mem usage={size_gb:.2f} GB, avail mem={avail:.2f} GB.",
             )
         else:
             yield (
                 0.1,
-                f"Capture {old[name]} graph end. Time elapsed: 0.92 s. mem usage={third:.2f} GB. avail mem={avail:.2f} GB.",
+                f"Capture {old[name]} graph end. Time elapsed: {seconds:.2f} s. mem usage={size_gb:.2f} GB. avail mem={avail:.2f} GB.",
             )
     yield Held(launch.simulate.gpu_memory_gb - avail)
 
@@ -377,22 +485,14 @@ def _capture(what: str, size: int, avail: float, done: int, total: int) -> str:
     return f"{what}={size} avail_mem={avail:.2f} GB): {percent:3d}%|{'█' * (percent // 10):<10}| {done}/{total} [00:00<00:00,  4.70it/s]{BAR}"
 
 
-def timings(launch: Launch, seconds: float) -> str | None:
+def timings(launch: Launch) -> str | None:
     """The summary that 0.5.17 and later print."""
     if launch.version.before("0.5.17"):
         return None
+    phases = Phases.of(launch)
+    graphs = ", ".join(f"{name}={seconds:.2f}" for name, seconds in phases.graphs_s.items())
     return (
-        f"Engine startup timings (s): load_weight={6.0:.2f}, kv_cache_allocation=0.70, scheduler_e2e={seconds:.2f}, "
-        f"cuda_graph={{prefill=3.61, decode=0.00, target_verify=0.92, draft_prefill=0.00, draft_decode=0.92, draft_extend=0.92}}, "
-        f"tokenizer_e2e={seconds + 1:.2f}"
+        f"Engine startup timings (s): load_weight={phases.weights_s + phases.draft_weights_s:.2f}, "
+        f"kv_cache_allocation={phases.pools_s:.2f}, scheduler_e2e={phases.scheduler_e2e_s:.2f}, "
+        f"cuda_graph={{{graphs}}}, tokenizer_e2e={phases.tokenizer_e2e_s:.2f}"
     )
-
-
-def startup_values(seconds: float) -> dict[str, Any]:
-    """`startup_time` of /server_info (0.5.17 and later)."""
-    return {
-        "load_weight": 6.0,
-        "kv_cache_allocation": 0.7,
-        "scheduler_e2e": round(seconds, 2),
-        "tokenizer_e2e": round(seconds + 1, 2),
-    }

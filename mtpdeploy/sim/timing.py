@@ -1,7 +1,8 @@
 """How long a step takes and how many drafts are accepted. Pure; seconds and tokens.
 
 Step times are fitted to one decode step of a 27B hybrid in bf16 on an H200 (SGLang 0.5.17, dummy weights):
-no MTP 14.4 / 15.2 / 15.9 / 16.7 ms at 1/4/8/16 requests, with 4 draft tokens 19.7 / 21.0 / 24.2 / 29.7.
+no MTP 14.4 / 15.2 / 15.9 / 16.7 ms at 1/4/8/16 requests, with 4 draft tokens 19.7 / 21.0 / 24.2 / 29.7. How far off they are
+up to 64 requests stands in docs/simulator.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """draft_tokens: D, 0 without speculation. wide_state: float32 state, which costs more bandwidth than 16 bit."""
+    """draft_tokens: D, 0 without speculation. wide_state: float32 state that every step writes, which costs more bandwidth than
+    16 bit or replayed drafts."""
 
     draft_tokens: int
     wide_state: bool = True
