@@ -18,6 +18,9 @@ from typing import Any
 
 from mtpdeploy.agent.fault import Fault
 
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 64 * 1024  # a state file, a lock and a journal line, each written aside first
+
 
 def explain(error: OSError, what: str) -> Fault:
     """A failed file operation as a Fault that says what to do."""
@@ -137,6 +140,22 @@ def point(link: Path, target: str) -> None:
     os.symlink(target, aside)
     os.rename(aside, link)
     sync_folder(link.parent)
+
+
+def keep_reserve(folder: Path) -> None:
+    """Keeps some room on the disk, so that a stop can still be recorded when everything else is full. OSError if there is none."""
+    path = folder / _RESERVE
+    if not path.exists():
+        replace(path, os.urandom(_RESERVE_BYTES))
+
+
+def give_reserve(folder: Path) -> bool:
+    """Gives that room back. False if it was given already."""
+    try:
+        os.unlink(folder / _RESERVE)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

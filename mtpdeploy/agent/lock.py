@@ -65,8 +65,8 @@ def describe(lock: dict[str, Any]) -> str:
 def held(service: Service, client: str, why: str, *, full_disk_too: bool = False) -> Iterator[str | None]:
     """Holds the lock; yields a note if a stale one was taken over. Fault `host-locked` if somebody has it.
 
-    full_disk_too: where lock.json cannot be written, the guard itself is held instead. Nobody reads who holds it then, but
-    nobody else gets in: a full disk must not forbid a stop.
+    full_disk_too: on a full disk the reserve is given for it. Where lock.json cannot be written all the same (a file system that
+    became read-only), the guard is held, if it can be: nobody reads who holds it then, but that must not forbid a stop.
     """
     me = identify(os.getpid())
     if me is None:
@@ -75,16 +75,26 @@ def held(service: Service, client: str, why: str, *, full_disk_too: bool = False
         try:
             note = _take(service, me, client, why)
         except OSError as error:
-            if not full_disk_too or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not full_disk_too or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise files.explain(error, "taking the lock") from None
-            note = "the disk is full: the lock is held without a record"
-            with contextlib.suppress(OSError):
-                stack.enter_context(files.guard(service.folder / _GUARD))
+            note = _take_without_room(service, me, client, why, stack, error)
         done = threading.Event()
         threading.Thread(target=_renew, args=(service.folder / "lock.json", done), name="lease", daemon=True).start()
         stack.callback(_drop, service, me)
         stack.callback(done.set)
         yield note
+
+
+def _take_without_room(
+    service: Service, me: ProcessId, client: str, why: str, stack: contextlib.ExitStack, error: OSError
+) -> str | None:
+    """The lock where the disk is full or read-only; what to tell of it."""
+    if files.give_reserve(service.folder):
+        with contextlib.suppress(OSError):
+            return _take(service, me, client, why)
+    with contextlib.suppress(OSError):
+        stack.enter_context(files.guard(service.folder / _GUARD))
+    return f"{files.explain(error, 'taking the lock').message}: going on without a record of it"
 
 
 def _take(service: Service, me: ProcessId, client: str, why: str) -> str | None:

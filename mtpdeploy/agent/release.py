@@ -3,13 +3,14 @@
     <workdir>/<service>/current -> releases/<launch-id>        the launch that is meant
     <workdir>/<service>/releases/<launch-id>/
         release.json   what was asked for: written once, never changed
+        number         the how many-th release it is
         launch.sh, env, server.yml, *.service, tmux.sh         as rendered
         state.json     what happened: boots, stop record, proof of readiness
         server.log     all boots of this launch
     <workdir>/<service>/lock.json, journal.jsonl, intent.json
 
 A boot is one start of the server process: {n, pid, start_time, boot_id, machine_id, started_utc, session, cgroup,
-invocation_id, log_offset, log_inode, supervisor, ended_utc, exit}. A restart by the supervisor or a reboot of the
+invocation_id, log_offset, log_inode, oom_kills, supervisor, ended_utc, exit}. A restart by the supervisor or a reboot of the
 host is a new boot of the same launch.
 """
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from mtpdeploy.agent import files
+from mtpdeploy.agent import files, oom
 from mtpdeploy.agent.clock import utc_now
 from mtpdeploy.agent.fault import Fault
 from mtpdeploy.agent.process import ProcessId, alive, boot_id, machine_id
@@ -124,12 +125,18 @@ class Service:
         return (exact or matches)[0]
 
     def history(self) -> list[Release]:
-        """All releases, newest first."""
+        """All releases, the last installed first. A launch's name is no order: its time is another machine's clock."""
         try:
             names = os.listdir(self.releases)
         except OSError:
             return []
-        return [Release(self, name) for name in sorted(names, reverse=True) if LAUNCH_ID.match(name)]
+        found = [Release(self, name) for name in names if LAUNCH_ID.match(name)]
+        return sorted(found, key=lambda release: (release.number(), release.launch_id), reverse=True)
+
+    def before(self, release: Release) -> list[Release]:
+        """What was installed before `release`, newest first."""
+        everything = self.history()
+        return everything[everything.index(release) + 1 :] if release in everything else everything
 
     def living(self) -> list[Release]:
         """Releases whose recorded main process lives: at most one, unless something went wrong."""
@@ -165,6 +172,11 @@ class Release:
     @property
     def log(self) -> Path:
         return self.path / "server.log"
+
+    def number(self) -> int:
+        """The how many-th release of its service this is; 0 for one from before releases were counted."""
+        value = files.read_json(self.path / "number")
+        return value if isinstance(value, int) else 0
 
     def read(self) -> ReleaseFile:
         """release.json. Fault if it is damaged."""
@@ -271,6 +283,7 @@ def new_boot(release: Release, process: ProcessId, *, session: int, cgroup: str 
                 "supervisor": supervisor.as_json() if supervisor else None,
                 "log_offset": size,
                 "log_inode": inode,
+                "oom_kills": oom.kills(),
                 "exit": None,
                 "ended_utc": None,
             }
@@ -281,13 +294,15 @@ def new_boot(release: Release, process: ProcessId, *, session: int, cgroup: str 
 
 
 def boot_ended(release: Release, number: int, status: int | None, signal_number: int | None, why: str | None) -> None:
-    """Records how a boot ended."""
+    """Records how a boot ended. Called in the control group in which it ran: a kill for memory is counted there."""
+    failed = bool(status) or signal_number is not None
 
     def change(state: dict[str, Any]) -> None:
         for boot in state.get("boots", []):
             if boot.get("n") == number and boot.get("ended_utc") is None:
                 boot["ended_utc"] = utc_now()
-                boot["exit"] = {"status": status, "signal": signal_number, "result": why}
+                result = oom.WORD if failed and oom.more_than(boot.get("oom_kills")) else why
+                boot["exit"] = {"status": status, "signal": signal_number, "result": result}
 
     release.update(change)
 
@@ -311,12 +326,14 @@ def install(service: Service, release: ReleaseFile, contents: list[InstallFile],
         os.mkdir(aside, 0o700)
         for item in contents:
             name, mode = str(item["path"]), int(item["mode"])
-            if name != os.path.basename(name) or name in ("", ".", "..", "release.json", "state.json", "server.log"):
+            if name != os.path.basename(name) or name in ("", ".", "..", "number", "release.json", "state.json", "server.log"):
                 raise Fault("usage-error", f"{name!r} cannot be a file of a release")
             if mode & ~0o755:
                 raise Fault("usage-error", f"mode {mode:o} of {name} is more than 755")
             text = complete(name, str(item["content"]), values | {"RELEASE": str(target.path)})
             files.write_new(aside / name, text.encode("utf-8", "surrogateescape"), mode)
+        number = 1 + max((one.number() for one in service.history()), default=0)
+        files.write_new(aside / "number", f"{number}\n".encode(), 0o600)
         files.write_new(aside / "release.json", (json.dumps(release, indent=1) + "\n").encode(), 0o600)
         files.sync_folder(aside)
         os.rename(aside, target.path)
