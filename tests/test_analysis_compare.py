@@ -163,7 +163,8 @@ def test_acceptance_and_step_time_multiply_to_the_speed_up(tmp_path: Path) -> No
     assert one.acceptance is not None
     assert one.request is not None
     assert one.acceptance.tokens_a_step / one.acceptance.step_time == pytest.approx(one.request.value)
-    assert one.acceptance.break_even == pytest.approx(3.2 / (150 / 70), rel=0.01)
+    assert one.acceptance.break_even is not None
+    assert one.acceptance.break_even.value == pytest.approx(3.2 / (150 / 70), rel=0.01)
     assert one.acceptance.at_equal_acceptance is None
 
 

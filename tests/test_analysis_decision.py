@@ -228,3 +228,78 @@ def test_the_storys_accept_rate_fits_neither_definition(story: Path) -> None:
     assert "3.36 or 3.52" in note
     assert acceptance_mismatch(3.2, 0.8, 4) is None
     assert acceptance_mismatch(3.2, 0.733, 4) is None
+
+
+# -- several runs an arm, several arms
+
+
+def test_runs_of_other_loads_are_not_taken_for_other_prompts(home: Path) -> None:
+    """A run's digest is over its first point, and more lanes send more prompts: only the same load can be compared."""
+    from mtpdeploy.actions.compare import compare
+
+    bench_run(home, "baseline", speeds={1: 70, 4: 65, 16: 55}, prompts_sha256="11" * 32)
+    one = bench_run(home, "mtp", speeds={1: 150, 4: 140}, prompts_sha256="11" * 32)
+    other = bench_run(home, "mtp", speeds={16: 75}, prompts_sha256="22" * 32)
+    said = compare(home=home, talk=TALK, a="baseline", b=f"{one.id},{other.id}")
+    assert "prompts as sent" not in {difference.what for difference in said.likeness.differences}
+    assert [at.verdict for at in said.loads] == ["faster"] * 3
+
+
+def test_other_prompts_at_one_load_spoil_that_load_alone(home: Path) -> None:
+    from mtpdeploy.actions.compare import compare
+
+    bench_run(home, "baseline", speeds={1: 70}, prompts_sha256="11" * 32)
+    bench_run(home, "baseline", speeds={4: 65}, prompts_sha256="22" * 32)
+    bench_run(home, "mtp", speeds={1: 150}, prompts_sha256="11" * 32)
+    bench_run(home, "mtp", speeds={4: 140}, prompts=6, prompts_sha256="33" * 32)
+    said = compare(home=home, talk=TALK, a="baseline", b="mtp")
+    (difference,) = said.likeness.differences
+    assert (difference.text, difference.decisive) == ("prompts as sent: not the same at concurrency 4", False)
+    assert [(at.load.concurrency, at.verdict) for at in said.loads] == [(1, "faster"), (4, "can't tell")]
+
+
+def test_several_arms_have_one_line_for_each_kind_of_difference(home: Path) -> None:
+    for place, version in enumerate(("0.5.17", "0.5.17", "0.5.18", "0.5.20")):
+        bench_run(home, f"p{place}", speeds={1: 70 + place, 4: 60}, sglang_version=version)
+    said = frontier(home=home, talk=TALK, run=["p0", "p1", "p2", "p3"]).not_like_for_like
+    assert said == ("SGLang version: p0, p1: 0.5.17; p2: 0.5.18; p3: 0.5.20",)
+
+
+def test_a_baseline_of_another_day_is_named_with_its_age_before_all_else(home: Path) -> None:
+    from mtpdeploy.actions.compare import compare
+
+    old = bench_run(home, "baseline", speeds={1: 70, 4: 65}, session="day0", temperature=0.7)
+    aged(old, "2026-11-01T10:00:00Z")
+    new = bench_run(home, "mtp", speeds={1: 150, 4: 140})
+    aged(new, "2026-11-05T10:00:00Z")
+    texts = compare(home=home, talk=TALK, a=old.id, b=new.id).as_json()["not_like_for_like"]
+    assert isinstance(texts, list)
+    assert texts[0].startswith("measured at another time: 4 days apart")
+    assert any("temperature" in text for text in texts)
+
+
+def test_a_profiles_runs_of_the_other_sides_session_come_before_newer_ones(home: Path) -> None:
+    from mtpdeploy.actions.compare import compare
+
+    own = bench_run(home, "baseline", speeds={1: 70}, session="campaign1")
+    bench_run(home, "mtp", speeds={1: 150}, session="campaign1")
+    newer = bench_run(home, "baseline", speeds={1: 60}, session="day2")
+    said = compare(home=home, talk=TALK, a="baseline", b="mtp")
+    assert said.a_runs == (own.id,)
+    assert newer.id not in said.a_runs
+
+
+def test_a_ratio_that_rises_through_one_is_no_gain_at_every_load(home: Path) -> None:
+    bench_run(home, "baseline", speeds={1: 100, 4: 60})
+    bench_run(home, "mtp", speeds={1: 80, 4: 90})
+    (crossing,) = frontier(home=home, talk=TALK).crossovers
+    assert crossing.at is None
+    assert crossing.text == "mtp is slower than baseline up to concurrency 1, and faster from 4 on"
+
+
+def test_the_break_even_has_the_interval_of_the_ratio(home: Path) -> None:
+    crossing_runs(home)
+    rows = frontier(home=home, talk=TALK).as_json()["break_even"]
+    assert isinstance(rows, list)
+    for row in rows:
+        assert row["low"] < row["break_even_accept_length"] < row["high"]

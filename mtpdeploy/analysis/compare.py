@@ -27,6 +27,8 @@ class Acceptance:
     step_time:      b's seconds a decode step over a's. The system decides it.
     at_equal_acceptance: the speed ratio if both arms accepted alike: what is left for the system. Only between two
         MTP arms.
+    break_even: the accept length at which b would be as fast as an arm without MTP: its step time against that one's. The
+        interval is that of the ratio of the speeds.
     """
 
     a: float
@@ -34,7 +36,7 @@ class Acceptance:
     tokens_a_step: float
     step_time: float
     at_equal_acceptance: float | None
-    break_even: float | None
+    break_even: Interval | None
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -43,7 +45,9 @@ class Acceptance:
             "tokens_a_step_ratio": self.tokens_a_step,
             "step_time_ratio": self.step_time,
             "at_equal_acceptance": self.at_equal_acceptance,
-            "break_even_accept_length": self.break_even,
+            "break_even_accept_length": self.break_even.value if self.break_even else None,
+            "break_even_low": self.break_even.low if self.break_even else None,
+            "break_even_high": self.break_even.high if self.break_even else None,
         }
 
 
@@ -168,7 +172,7 @@ def compare(a: Sequence[Measured], b: Sequence[Measured], *, seed: int = 0) -> C
     like = likeness(a, b)
     loads_a, loads_b = {load for one in a for load in one.loads()}, {load for one in b for load in one.loads()}
     shared = sorted(loads_a & loads_b, key=lambda load: load.order)
-    loads = tuple(_at(load, a, b, like.decisive, seed) for load in shared)
+    loads = tuple(_at(load, a, b, like.decisive or load in like.unlike_loads, seed) for load in shared)
     verdict, text = _overall(loads, like, a[0].label, b[0].label)
     notes = list(like.notes)
     if loads and min(min(one.runs) for one in loads) == 1:
@@ -226,7 +230,7 @@ def _at(load: Load, a: Sequence[Measured], b: Sequence[Measured], decisive: bool
         basis=basis,
         verdict=verdict,
         why=why,
-        acceptance=_acceptance(good_a, good_b),
+        acceptance=_acceptance(good_a, good_b, request),
     )
 
 
@@ -355,7 +359,7 @@ def _seconds_a_token(passes: Sequence[Pass]) -> float | None:
     return tpot / 1e3 if tpot else None
 
 
-def _acceptance(a: Sequence[Pass], b: Sequence[Pass]) -> Acceptance | None:
+def _acceptance(a: Sequence[Pass], b: Sequence[Pass], request: Interval | None) -> Acceptance | None:
     """Takes the arm without any acceptance figure as one token a step; None where neither arm has one."""
     of_a, of_b = _accept_length(a), _accept_length(b)
     time_a, time_b = _seconds_a_token(a), _seconds_a_token(b)
@@ -370,8 +374,15 @@ def _acceptance(a: Sequence[Pass], b: Sequence[Pass]) -> Acceptance | None:
         tokens_a_step=length_b / length_a,
         step_time=step,
         at_equal_acceptance=1 / step if both_mtp else None,
-        break_even=step if length_a == 1.0 and length_b > 1 else None,
+        break_even=_break_even(step, request) if length_a == 1.0 and length_b > 1 else None,
     )
+
+
+def _break_even(step: float, request: Interval | None) -> Interval:
+    """The step time's share of the speed ratio's interval: a slower b is one whose steps take longer."""
+    if request is None or request.low is None or request.high is None or not request.low > 0:
+        return Interval(step, None, None)
+    return Interval(step, step * request.value / request.high, step * request.value / request.low)
 
 
 def _agreement(a: Sequence[Measured], b: Sequence[Measured]) -> Agreement | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from mtpdeploy.analysis.arms import batch_arm, decode_arm, prompts_of
 from mtpdeploy.analysis.compare import Comparison, compare
-from mtpdeploy.analysis.likeness import likeness
+from mtpdeploy.analysis.likeness import collapsed, likeness
 from mtpdeploy.analysis.samples import Load, Measured, Pass
 from mtpdeploy.analysis.stats import Arm, Interval, figure, ratio_of_runs
 
@@ -91,7 +91,9 @@ class Frontier:
                     "against": one.a,
                     "concurrency": at.load.concurrency,
                     "accept_length": at.acceptance.b,
-                    "break_even_accept_length": at.acceptance.break_even,
+                    "break_even_accept_length": at.acceptance.break_even.value,
+                    "low": at.acceptance.break_even.low,
+                    "high": at.acceptance.break_even.high,
                 }
                 for one in self.comparisons
                 for at in one.loads
@@ -112,14 +114,14 @@ def frontier(measurements: Sequence[Measured], *, baseline: str | None = None) -
     spots = pareto([spot for label, runs in arms.items() for spot in spots_of(label, runs)])
     base = baseline if baseline in arms else _baseline(arms)
     comparisons = tuple(compare(arms[base], runs) for label, runs in arms.items() if label != base) if base else ()
-    unlike: dict[str, None] = {}
-    for one, other in itertools.combinations(arms.values(), 2):
-        unlike.update(dict.fromkeys(difference.text for difference in likeness(one, other).differences))
+    pairs = {
+        (one, other): likeness(arms[one], arms[other]).differences for one, other in itertools.combinations(arms, 2)
+    }
     return Frontier(
         spots=spots,
         comparisons=comparisons,
         crossovers=tuple(crossover(one) for one in comparisons),
-        not_like_for_like=tuple(unlike),
+        not_like_for_like=collapsed(pairs),
         simulated=any(one.simulated for one in measurements),
     )
 
@@ -189,8 +191,12 @@ def crossover(comparison: Comparison) -> Crossover:
     low = _crossing([(at, batch.low) for at, batch in told if batch.low is not None])
     high = _crossing([(at, batch.high) for at, batch in told if batch.high is not None])
     most = max(at for at, _ in told)
-    if value is None:
-        side = "faster" if told[-1][1].value > 1 else "slower"
+    above = [at for at, batch in told if batch.value >= 1]
+    if value is None and above and len(above) < len(told):
+        slow = max(at for at, batch in told if batch.value < 1)
+        text = f"{b} is slower than {a} up to concurrency {slow:g}, and faster from {min(at for at in above if at > slow):g} on"
+    elif value is None:
+        side = "faster" if above else "slower"
         text = f"{b} is {side} than {a} at every measured concurrency, up to {most:g}"
     else:
         ends = [f"{end:.0f}" if end is not None else "beyond what was measured" for end in (low, high)]

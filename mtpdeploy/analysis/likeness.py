@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 
 from mtpdeploy.analysis.provenance import Provenance
-from mtpdeploy.analysis.samples import Measured
+from mtpdeploy.analysis.samples import Load, Measured, Pass
 
 # decisive: with this difference the numbers do not answer which settings are faster.
 FIELDS: tuple[tuple[str, str, bool], ...] = (
@@ -29,14 +29,15 @@ FIELDS: tuple[tuple[str, str, bool], ...] = (
     ("ignore_eos", "ignore_eos", True),
     ("temperature", "temperature", True),
     ("prompts", "prompt set", True),
-    ("prompts_sha256", "prompts as sent", True),
     ("seed", "seed", False),
     ("client_place", "place of the client", False),
     ("accept_length_source", "source of the accept length", False),
     ("tuned", "tuned for its arm", False),
 )
 # A missing one of these is worth a note; the others are often unknown without harm.
-SHOULD_BE_KNOWN = ("host", "gpu", "model_hash", "sglang_version", "prompts_sha256")
+SHOULD_BE_KNOWN = ("host", "gpu", "model_hash", "sglang_version")
+PROMPTS, TIME = "prompts as sent", "measured at another time"
+SHIPPED_PROMPTS = {"mixed", "code", "maths", "chat", "summary", "long", "structured"}
 CLOSE_IN_TIME_S = 3600.0
 MTP_ARGS = ("speculative_", "mamba_", "max_mamba_cache_size", "max_running_requests")
 
@@ -66,6 +67,7 @@ class Likeness:
     notes: tuple[str, ...]
     settings: tuple[Difference, ...]  # the SGLang arguments that differ: the thing compared
     settings_text: str
+    unlike_loads: frozenset[Load] = frozenset()  # loads at which the arms were sent other prompts
 
     @property
     def decisive(self) -> bool:
@@ -91,21 +93,120 @@ def likeness(a: Sequence[Measured], b: Sequence[Measured]) -> Likeness:
         )
     if "model files" in found:
         found.pop("model", None)
-    if "prompts as sent" not in found and _same_known(a, b, "prompts_sha256"):
+    sent = _prompts(a, b)
+    if sent.difference is not None:
+        found[PROMPTS] = sent.difference
+    elif not sent.known:
+        notes.append(f"{PROMPTS} not known of both arms, so not compared")
+    else:
         found.pop("seed", None)  # another seed that gave the same prompts changes nothing
-        found.pop("prompt set", None)
-        found.pop("workload", None)
+        if _same_known(a, b, "prompts_sha256"):
+            found.pop("prompt set", None)
+            found.pop("workload", None)
     if "tuned for its arm" in found:
         found["tuned for its arm"] = Difference(
             "tuned", None, None, False, "one arm has settings found by a search, the other has not been tuned"
         )
     for difference in (*_time(a, b), *_contention(a, b), *_cache(a, b)):
         found[difference.what] = difference
-    if not found.keys() & {"measured at another time"}:
+    if TIME not in found:
         notes += _interleaved(a, b)
     settings, text = _settings(a, b)
-    ordered = sorted(found.values(), key=lambda one: not one.decisive)
-    return Likeness(tuple(ordered), tuple(notes), settings, text)
+    # The age of what is compared with stands before all else, then what forbids a verdict.
+    ordered = sorted(found.values(), key=lambda one: (one.what != TIME, not one.decisive))
+    return Likeness(tuple(ordered), tuple(notes), settings, text, sent.unlike)
+
+
+def collapsed(pairs: Mapping[tuple[str, str], Sequence[Difference]]) -> tuple[str, ...]:
+    """The differences between several arms, a line for each kind: what one pair has stands as it is, the rest by value."""
+    by_what: dict[str, list[tuple[tuple[str, str], Difference]]] = {}
+    for pair, differences in pairs.items():
+        for one in differences:
+            by_what.setdefault(one.what, []).append((pair, one))
+    ordered = sorted(by_what.items(), key=lambda item: (item[0] != TIME, not any(one.decisive for _, one in item[1])))
+    lines = []
+    for what, found in ordered:
+        if len(pairs) == 1 or len({one.text for _, one in found}) == 1:
+            lines.append(found[0][1].text)
+            continue
+        said: dict[str, dict[str, None]] = {}
+        for (a, b), one in found:
+            for label, value in ((a, one.a), (b, one.b)):
+                if value not in (None, [], ()):
+                    said.setdefault(_text(value), {}).setdefault(label)
+        told = "; ".join(f"{', '.join(labels)}: {value}" for value, labels in said.items())
+        lines.append(f"{what}: {told}" if told else found[0][1].text)
+    return tuple(lines)
+
+
+def _text(value: object) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Whether the arms were sent the same prompts, by load. known: False where neither digest nor records say it."""
+
+    known: bool
+    unlike: frozenset[Load] = frozenset()
+    difference: Difference | None = None
+
+
+def _prompts(a: Sequence[Measured], b: Sequence[Measured]) -> _Sent:
+    """By each load that both measured: runs of other loads send other numbers of prompts, which is no difference."""
+    digests = [_values(arm, "prompts_sha256") for arm in (a, b)]
+    left, right = (digest - {None} for digest in digests)
+    if None not in digests[0] | digests[1] and left == right and len(left) == 1:
+        return _Sent(True)
+    shared = {load for one in a for load in one.loads()} & {load for one in b for load in one.loads()}
+    apart = _told_apart(a, b)
+    told = {load: load not in apart and _alike(a, b, load) for load in sorted(shared, key=lambda load: load.order)}
+    if not told or None in told.values():  # the records do not say it of every load: the digests decide
+        if not left or not right or left == right:
+            return _Sent(False)
+        text = f"{PROMPTS}: {_shown(left)} against {_shown(right)}"
+        return _Sent(True, frozenset(shared), Difference(PROMPTS, _shown(left), _shown(right), True, text))
+    unlike = [load for load, alike in told.items() if not alike]
+    if not unlike:
+        return _Sent(True)
+    everywhere = len(unlike) == len(told)
+    where = f"not the same at {', '.join(map(str, unlike))}"
+    text = f"{PROMPTS}: {f'{_shown(left)} against {_shown(right)}' if everywhere and left != right else where}"
+    return _Sent(True, frozenset(unlike), Difference(PROMPTS, None, None, everywhere, text))
+
+
+def _told_apart(a: Sequence[Measured], b: Sequence[Measured]) -> set[Load]:
+    """Loads of runs that began with the same one and sent other prompts in it: the digest is over a run's first point."""
+    return {
+        load
+        for one in a
+        for other in b
+        if one.passes and other.passes and _first(one) == _first(other)
+        if None not in (digests := (one.provenance.prompts_sha256, other.provenance.prompts_sha256))
+        if digests[0] != digests[1]
+        for load in {*one.loads()} & {*other.loads()}
+    }
+
+
+def _first(one: Measured) -> tuple[Load, float | None]:
+    return one.passes[0].load, one.passes[0].number("requests")
+
+
+def _alike(a: Sequence[Measured], b: Sequence[Measured], load: Load) -> bool | None:
+    """None where it cannot be told: a name tells the text only among the shipped prompts, cut and padded alike."""
+    sent = [
+        {(one.provenance.prompts, _names(point)) for one in arm for point in one.passes if point.load == load}
+        for arm in (a, b)
+    ]
+    kinds = {kind for arm in sent for kind, _ in arm}
+    if any(not names for arm in sent for _, names in arm) or not kinds <= SHIPPED_PROMPTS:
+        return None
+    return len(sent[0] | sent[1]) == 1
+
+
+def _names(point: Pass) -> tuple[str, ...]:
+    """The prompts of every request of the point that was answered, each as often as it was sent."""
+    return tuple(sorted(sample.prompt for sample in point.samples))
 
 
 def _values(arm: Sequence[Measured], key: str) -> set[object]:
@@ -155,7 +256,7 @@ def _time(a: Sequence[Measured], b: Sequence[Measured]) -> tuple[Difference, ...
     gap = abs((min(times[1]) - min(times[0])).total_seconds())
     if gap <= CLOSE_IN_TIME_S or _one_session(a, b):
         return ()
-    what = "measured at another time"
+    what = TIME
     left, right = (f"{min(stamps):%Y-%m-%d %H:%M}" for stamps in times)
     text = f"{what}: {span(gap)} apart ({left} and {right} UTC)"
     return (Difference(what, left, right, False, text),)

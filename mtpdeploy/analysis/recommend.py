@@ -275,7 +275,7 @@ def _would_change(subject: Judged, traded: Frontier, rate: float | None) -> tupl
         if crossing.at is not None:
             found.append(f"more than {crossing.at:.0f} concurrent requests: {crossing.text}")
         found.extend(
-            f"an accept length under {at.acceptance.break_even:.2f} at {at.load} (measured {at.acceptance.b:.2f}): "
+            f"an accept length under {at.acceptance.break_even.value:.2f} at {at.load} (measured {at.acceptance.b:.2f}): "
             f"{comparison.a} would be faster"
             for at in comparison.loads
             if comparison.b == profile and at.load == subject.spot.load and at.acceptance and at.acceptance.break_even

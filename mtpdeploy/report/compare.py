@@ -80,5 +80,5 @@ def _acceptance(answer: Comparison, console: Console) -> None:
         if said.at_equal_acceptance is not None:
             line += f"; at equal acceptance a request would be {said.at_equal_acceptance:.2f} times as fast"
         if said.break_even is not None:
-            line += f"; MTP breaks even at accept length {said.break_even:.2f}"
+            line += f"; MTP breaks even at accept length {times(said.break_even.value, said.break_even.low, said.break_even.high)}"
         console.print(line + ".")

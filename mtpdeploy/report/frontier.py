@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.analysis.frontier import Frontier, Spot
-from mtpdeploy.report.figures import number, printable
+from mtpdeploy.report.figures import number, printable, times
 
 WIDTH, HEIGHT = 60, 16
 SIGNS = "ox+#*%@&"
@@ -30,7 +30,7 @@ def text(answer: Frontier, console: Console) -> None:
             if at.acceptance and at.acceptance.break_even is not None:
                 console.print(
                     f"{printable(comparison.b)} at {at.load}: accept length {at.acceptance.b:.2f}, breaks even at "
-                    f"{at.acceptance.break_even:.2f}.",
+                    f"{times(at.acceptance.break_even.value, at.acceptance.break_even.low, at.acceptance.break_even.high)}.",
                     style="dim",
                 )
 

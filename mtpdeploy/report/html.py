@@ -195,7 +195,7 @@ def _covariate(one: Comparison) -> list[str]:
             f"(accept length {part.a:.2f} to {part.b:.2f}), {part.step_time:.2f} times the time a step"
         )
         if part.break_even is not None:
-            line += f"; it breaks even at accept length {part.break_even:.2f}"
+            line += f"; it breaks even at accept length {times(part.break_even.value, part.break_even.low, part.break_even.high)}"
         if part.at_equal_acceptance is not None:
             line += f"; at equal acceptance one request would be {part.at_equal_acceptance:.2f} times as fast"
         said.append(line + ".")
