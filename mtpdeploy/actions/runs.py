@@ -76,6 +76,17 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """Runs that came in, and those that were there already."""
+
+    runs: tuple[str, ...]
+    known: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {"imported": list(self.runs), "already_here": list(self.known)}
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """Run folders that are gone."""
 
@@ -142,19 +153,73 @@ def delete(*, home: Path, talk: Talk, run: Sequence[str]) -> Deleted:
     return Deleted(tuple(store.remove(name).name for name in run))
 
 
+def import_(*, home: Path, talk: Talk, source: Sequence[str]) -> Imported:
+    """Takes in runs of another home. A benchmark's figures are computed here from its raw records before it is taken."""
+    from mtpdeploy.store import importing
+
+    store = Store(home)
+    came: list[str] = []
+    known: list[str] = []
+    for name in source:
+        talk.stage("import", f"reading {name}")
+        path = Path(name)
+        with importing.staged(store, path) as found:
+            for run in found:
+                _readable(run, path)
+            new = [run for run in found if not importing.is_here(store, run, path)]
+            idents = [importing.run_id(run) for run in new]
+            if len(set(idents)) < len(idents):
+                raise UsageError(f"{name}: it holds two runs of one id; nothing was taken")
+            known += [importing.run_id(run) for run in found if run not in new]
+            for run in new:
+                importing.take(store, run, path)
+            came += idents
+        talk.done("import", f"{name}: {len(found)} run{'s' if len(found) > 1 else ''}")
+    return Imported(tuple(came), tuple(known))
+
+
+def _readable(run: Run, source: Path) -> None:
+    """A benchmark must have figures, from its records or stored; where only records are there, the figures are added."""
+    from mtpdeploy.actions.report import recomputed
+    from mtpdeploy.bench.values import SCHEMA
+
+    if run.kind != "bench":
+        return
+    if run.file("records.jsonl").exists() or run.file("measured.jsonl").exists():
+        try:
+            answer = recomputed(run)
+        except MtpError as exc:
+            raise UsageError(f"{source}: {exc.message}") from exc
+        if not run.file("points.json").exists():
+            points = [point.as_json() for point in answer.points]
+            run.write_json("points.json", {"schema": SCHEMA, "points": points})
+    elif run.status == "done" and not run.file("points.json").exists():
+        raise UsageError(
+            f"{source}: a finished benchmark with neither records.jsonl nor points.json: nothing was measured"
+        )
+
+
 def export(*, home: Path, talk: Talk, run: Sequence[str], format: str = "json", output: str | None = None) -> Written:
-    """The figures of runs for other tools: md, csv, json, or the rows of sglang's bench_serving (bench-serving)."""
-    from mtpdeploy.report.export import FORMATS, exported
+    """Figures of runs for other tools (md, csv, json, parquet, rows of sglang's bench_serving), or the runs themselves (archive)."""
+    from mtpdeploy.report.export import BINARY, FORMATS, archive, exported, parquet
 
     if format not in FORMATS:
         raise UsageError(f"--format {format}: should be one of {', '.join(FORMATS)}")
+    if format in BINARY and output is None:
+        raise UsageError(
+            f"--format {format} is binary: give a file with --output, such as --output runs{BINARY[format]}"
+        )
     store = Store(home)
     found = [store.run(name, kind="bench" if name == "last" else None) for name in run]
-    content = exported([shown(one) for one in found], format)
     names = tuple(one.id for one in found)
+    if format in BINARY:
+        assert output is not None
+        data = archive([one.path for one in found]) if format == "archive" else parquet([shown(one) for one in found])
+        return _written(Path(output), data, format, names)
+    content = exported([shown(one) for one in found], format)
     if output is None:
         return Written(None, format, names, content, len(content.encode()))
-    return _written(Path(output), content, format, names)
+    return _written(Path(output), content.encode(), format, names)
 
 
 def report(
@@ -177,18 +242,18 @@ def report(
     talk.stage("report", "drawing" if format == "html" else "writing")
     content = written(story, format)
     target = Path(output) if output is not None else found[-1].file(f"report.{format}")
-    made = _written(target, content, format, tuple(one.id for one in found))
+    made = _written(target, content.encode(), format, tuple(one.id for one in found))
     talk.done("report", str(made.path))
     return made
 
 
-def _written(path: Path, content: str, format: str, names: tuple[str, ...]) -> Written:
+def _written(path: Path, content: bytes, format: str, names: tuple[str, ...]) -> Written:
     from mtpdeploy.store.files import write_atomically
 
     try:
         if path.is_dir():
             raise UsageError(f"--output {path} is a folder; give a file name")
-        write_atomically(path, content.encode())
+        write_atomically(path, content)
     except OSError as exc:
         raise UsageError(f"--output {path}: cannot be written ({exc.strerror or exc})") from exc
-    return Written(path.absolute(), format, names, None, len(content.encode()))
+    return Written(path.absolute(), format, names, None, len(content))

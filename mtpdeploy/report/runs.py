@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mtpdeploy.actions.runs import Deleted, RunList, RunShown, Written
+from mtpdeploy.actions.runs import Deleted, Imported, RunList, RunShown, Written
 from mtpdeploy.report.figures import load, number, printable, within
 
 STATUS = {"done": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unreadable": "red"}
@@ -111,6 +111,15 @@ def exported(answer: Written, console: Console) -> None:
         console.file.write(answer.content)
     else:
         written(answer, console)
+
+
+def imported(answer: Imported, console: Console) -> None:
+    for name in answer.runs:
+        console.print(f"imported {name}")
+    for name in answer.known:
+        console.print(f"{name} was here already")
+    if answer.runs:
+        console.print(f"next:\n  mtpdeploy runs show {answer.runs[-1]}")
 
 
 def deleted(answer: Deleted, console: Console) -> None:

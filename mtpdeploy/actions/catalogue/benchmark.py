@@ -24,9 +24,10 @@ BENCH = Verb(
         Option("api_key_env", "Name of the environment variable that holds the endpoint's API key.", metavar="VAR"),
         Option(
             "from_",
-            "Where the client runs: `host` (beside the server) or `here` (through a tunnel).",
+            "Where the client runs: `host` (beside the server), `here` (through a tunnel), or another host of the inventory, "
+            "over the network between the two.",
             default="host",
-            choices=("host", "here"),
+            metavar="host|here|HOST",
         ),
         Option("workload", "A named workload, such as story, interactive, batch; options below win over it."),
         Option(
@@ -91,6 +92,7 @@ BENCH = Verb(
         "mtpdeploy bench",
         "mtpdeploy bench --host gpu1 --workload story",
         "mtpdeploy bench --url http://127.0.0.1:30000 --model qwen3.6-27b --concurrency 4 --requests 8 --output-tokens 1024",
+        "mtpdeploy bench --host gpu1 --from cpu2 --rate 4",
         "mtpdeploy bench --host gpu1 --arms baseline,mtp --concurrency 1,4 --repeat 3",
         "mtpdeploy bench --sweep rate=0.5,1,2,4 --slo 'ttft_p90_ms<500,tpot_p90_ms<20'",
     ),

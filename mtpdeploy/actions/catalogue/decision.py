@@ -81,13 +81,26 @@ RUNS = (
         options=(
             Option(
                 "format",
-                "md, csv and json: a line a point; bench-serving: the rows of sglang.bench_serving.",
+                "md, csv, json and parquet (which needs pyarrow): a line a point; bench-serving: the rows of "
+                "sglang.bench_serving; archive: the whole runs, for `runs import`.",
                 default="json",
-                choices=("md", "csv", "json", "bench-serving"),
+                choices=("md", "csv", "json", "bench-serving", "parquet", "archive"),
             ),
             Option("output", "File to write instead of stdout.", metavar="FILE"),
         ),
-        examples=("mtpdeploy runs export last --format csv > points.csv",),
+        examples=(
+            "mtpdeploy runs export last --format csv > points.csv",
+            "mtpdeploy runs export 20261130-1015 last --format archive --output runs.tar.gz",
+        ),
+    ),
+    Verb(
+        name="runs.import",
+        summary="Takes in runs of another home: a run folder, a folder of such, or an archive.",
+        action="mtpdeploy.actions.runs:import_",
+        text="mtpdeploy.report.runs:imported",
+        arguments=(Argument("source", "Folder or archive (.tar, .tar.gz, .zip).", multiple=True),),
+        examples=("mtpdeploy runs import runs.tar.gz", "mtpdeploy runs import ~/other-home/runs/20261130-101500-3fa9"),
+        details="What is not understood is refused whole, with file and reason. A run that is here already is passed over.",
     ),
     Verb(
         name="runs.delete",
@@ -146,8 +159,7 @@ TUNE = Verb(
         SET,
         Option(
             "objective",
-            "throughput: output tok/s of the best load; latency: tok/s of one user; mixed: both.",
-            default="throughput",
+            "throughput (default): output tok/s of the best load; latency: tok/s of one user; mixed: both.",
             choices=("throughput", "latency", "mixed"),
         ),
         Option("slo", "Loads that break these objectives count for nothing, such as ttft_p90_ms<500,tpot_p90_ms<20."),
@@ -157,82 +169,37 @@ TUNE = Verb(
         Option("output_tokens", "Cap of the answer, in tokens.", type=int),
         Option(
             "space_",
-            "What to search, as FACTOR=LEVEL,LEVEL …: draft_steps, running, radix, state_dtype, strategy, mem_fraction, "
-            "kv_dtype, context, chunked_prefill, graph_max_batch, draft_model.",
+            "What to search, as FACTOR=LEVEL,LEVEL …: draft_steps, mamba_slots, running, mem_fraction, state_dtype, strategy, "
+            "kv_dtype, radix, context, draft_model, chunked_prefill, graph_max_batch. Default: --dry-run shows it.",
         ),
-        Option("budget_launches", "At most so many launches; the confirmation is apart.", type=int, default=12),
+        Option(
+            "give_up",
+            "What the profile has and the winner need not have, such as precision,prefix-reuse,context. Default: nothing.",
+        ),
+        Option("budget_launches", "At most so many launches (12); the confirmation is apart.", type=int),
         Option("budget_minutes", "No launch that would end after so many minutes of search.", type=float),
-        Option("confirm", "Rounds of ABBA, profile against winner; 0: none.", type=int, default=1),
-        Option("leave", "What the host serves at the end.", default="chosen", choices=("chosen", "original")),
+        Option("confirm", "Rounds of ABBA, profile against winner (1); 0: none.", type=int),
+        Option("leave", "What the host serves at the end: chosen (default) or original.", choices=("chosen", "original")),
         Option("name", "Name of the new profile. Default: PROFILE-tuned."),
         Option("gpu_memory_gb", "Memory of the GPU in GiB, where the host does not tell.", type=float),
         Option("resume", "Goes on with a search that was broken off: its run id, or `last`.", metavar="RUN"),
-        Option("dry_run", "Says what would be searched and launched first; touches nothing.", type=bool, default=False),
+        Option(
+            "dry_run",
+            "Says what would be searched, what is ruled out and why, and what would be launched first; launches nothing.",
+            type=bool,
+            default=False,
+        ),
     ),
     examples=(
         "mtpdeploy tune --host gpu1 --profile mtp --objective throughput --dry-run",
         "mtpdeploy tune --host gpu1 --profile mtp --objective mixed --slo 'tpot_p90_ms<20' --budget-launches 8",
+        "mtpdeploy tune --give-up precision --budget-launches 6 --budget-minutes 30",
         "mtpdeploy tune --space 'draft_steps=1,2,3 running=8,16 state_dtype=bfloat16'",
         "mtpdeploy tune --resume last",
     ),
     details=(
         "Settings that the memory budget or a launch rule refuses are never launched. A launch that dies is a result. "
         "Each launch is written down before the next one starts, so that --resume goes on after a kill."
-    ),
-)
-
-CAMPAIGN = Verb(
-    name="campaign",
-    summary="The whole story unattended: doctor, plan, baseline and MTP deployed and measured in turns, compared, decided, reported.",
-    action="mtpdeploy.actions.campaign:campaign",
-    text="mtpdeploy.report.campaign:text",
-    options=(
-        HOST,
-        Option("baseline", "Profile that the others are compared with.", default="baseline"),
-        Option("profile", "Profile to compare with it, or several with commas.", default="mtp"),
-        INVENTORY,
-        SET,
-        Option(
-            "workload",
-            "interactive, batch, mixed, or a workload by name or file: the load that is sent, and what is recommended for.",
-        ),
-        Option("concurrency", "Loads, such as 1,4,16. Default: the workload's, else 1,4,16."),
-        Option("requests", "Measured requests a load.", type=int),
-        Option("input_tokens", "Pad prompts to about so many tokens."),
-        Option("output_tokens", "Cap of the answer, in tokens."),
-        Option("prompts", "Shipped class (code, maths, chat, summary, long, structured), or mixed."),
-        Option("order", "Order of the turns. Default: ABBA for two arms, there and back for more."),
-        Option("repeat", "Turns of each arm. Default: as the order has it.", type=int),
-        Option("slo", "Objectives, such as ttft_p90_ms<500,tpot_p90_ms<20."),
-        Option("rate", "Requests a second that must be served.", type=float),
-        Option("tune", "Search the best settings of the MTP profiles too, and measure them.", type=bool, default=False),
-        Option(
-            "tune_baseline", "Search those of the baseline as well, under the same budget.", type=bool, default=False
-        ),
-        Option("space_", "What to search; see `tune`."),
-        Option("budget_launches", "At most so many launches a search.", type=int, default=12),
-        Option("budget_minutes", "At most so many minutes a search.", type=float),
-        Option(
-            "leave",
-            "How the host is left: with the recommended profile, with what it served before, or stopped.",
-            default="chosen",
-            choices=("chosen", "original", "stopped"),
-        ),
-        Option("resume", "Goes on with a campaign that was broken off: its run id, or `last`.", metavar="RUN"),
-        Option("fresh", "Begin anew, even where the same campaign was broken off today.", type=bool, default=False),
-        Option("dry_run", "Says the steps; touches nothing.", type=bool, default=False),
-    ),
-    examples=(
-        "mtpdeploy campaign --host gpu1",
-        "mtpdeploy campaign --host gpu1 --workload interactive --slo 'ttft_p90_ms<500,tpot_p90_ms<20' --leave original",
-        "mtpdeploy campaign --host gpu1 --tune --budget-launches 8",
-        "mtpdeploy campaign --host gpu1 --dry-run",
-        "mtpdeploy campaign --resume last",
-    ),
-    details=(
-        "Each step is written down before the next one begins: after a kill, a cut line or a reboot the same command goes on, and "
-        "what was measured is not measured again. An arm that does not start, or dies under its load, is a result with its cause, and "
-        "the campaign goes on. Ends with 12 where the evidence does not decide."
     ),
 )
 
