@@ -203,4 +203,59 @@ TUNE = Verb(
     ),
 )
 
+CAMPAIGN = Verb(
+    name="campaign",
+    summary="The whole story unattended: doctor, plan, baseline and MTP deployed and measured in turns, compared, decided, reported.",
+    action="mtpdeploy.actions.campaign:campaign",
+    text="mtpdeploy.report.campaign:text",
+    options=(
+        HOST,
+        Option("baseline", "Profile that the others are compared with.", default="baseline"),
+        Option("profile", "Profile to compare with it, or several with commas.", default="mtp"),
+        INVENTORY,
+        SET,
+        Option(
+            "workload",
+            "interactive, batch, mixed, or a workload by name or file: the load that is sent, and what is recommended for.",
+        ),
+        Option("concurrency", "Loads, such as 1,4,16. Default: the workload's, else 1,4,16."),
+        Option("requests", "Measured requests a load.", type=int),
+        Option("input_tokens", "Pad prompts to about so many tokens."),
+        Option("output_tokens", "Cap of the answer, in tokens."),
+        Option("prompts", "Shipped class (code, maths, chat, summary, long, structured), or mixed."),
+        Option("order", "Order of the turns. Default: ABBA for two arms, there and back for more."),
+        Option("repeat", "Turns of each arm. Default: as the order has it.", type=int),
+        Option("slo", "Objectives, such as ttft_p90_ms<500,tpot_p90_ms<20."),
+        Option("rate", "Requests a second that must be served.", type=float),
+        Option("tune", "Search the best settings of the MTP profiles too, and measure them.", type=bool, default=False),
+        Option(
+            "tune_baseline", "Search those of the baseline as well, under the same budget.", type=bool, default=False
+        ),
+        Option("space_", "What to search; see `tune`."),
+        Option("budget_launches", "At most so many launches a search.", type=int, default=12),
+        Option("budget_minutes", "At most so many minutes a search.", type=float),
+        Option(
+            "leave",
+            "How the host is left: with the recommended profile, with what it served before, or stopped.",
+            default="chosen",
+            choices=("chosen", "original", "stopped"),
+        ),
+        Option("resume", "Goes on with a campaign that was broken off: its run id, or `last`.", metavar="RUN"),
+        Option("fresh", "Begin anew, even where the same campaign was broken off today.", type=bool, default=False),
+        Option("dry_run", "Says the steps; touches nothing.", type=bool, default=False),
+    ),
+    examples=(
+        "mtpdeploy campaign --host gpu1",
+        "mtpdeploy campaign --host gpu1 --workload interactive --slo 'ttft_p90_ms<500,tpot_p90_ms<20' --leave original",
+        "mtpdeploy campaign --host gpu1 --tune --budget-launches 8",
+        "mtpdeploy campaign --host gpu1 --dry-run",
+        "mtpdeploy campaign --resume last",
+    ),
+    details=(
+        "Each step is written down before the next one begins: after a kill, a cut line or a reboot the same command goes on, and "
+        "what was measured is not measured again. An arm that does not start, or dies under its load, is a result with its cause, and "
+        "the campaign goes on. Ends with 12 where the evidence does not decide."
+    ),
+)
+
 VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND, TUNE, CAMPAIGN)
