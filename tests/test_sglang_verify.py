@@ -17,6 +17,7 @@ from mtpdeploy.progress import Silent
 from mtpdeploy.secret import Secret
 from mtpdeploy.sglang import api, command
 from mtpdeploy.sglang.logs import Summary, summarise
+from mtpdeploy.sglang.model import shipped
 from mtpdeploy.sglang.verify import Freshness, Verification, judge_version, rate_definition, verify
 from mtpdeploy.sglang.versions import Version
 
@@ -136,6 +137,41 @@ def test_secrets_are_compared_by_presence_and_never_shown() -> None:
 def test_the_same_value_in_another_writing_is_the_same(asked: object, got: object) -> None:
     v = check({"tp_size": asked}, server_args={"tp_size": got})
     assert v.arguments[0].status == "same"
+
+
+@pytest.mark.parametrize(
+    ("asked", "got", "status"),
+    [
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-27B", "same"),
+        ("/data/Qwen3.6-27B/", "/data/Qwen3.6-27B", "same"),
+        ("Qwen/Qwen3.6-27B", "/root/.cache/huggingface/hub/models--Qwen--Qwen3.6-27B/snapshots/ab12", "same"),
+        ("Qwen/Qwen3.6-27B", "/data/models/Qwen3.6-27B", "same"),
+        ("Qwen/Qwen3.6-27B", "/root/stage/models/qwen36-27b", "unknown"),
+        ("/srv/current", "Qwen/Qwen3.6-27B", "unknown"),
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-27B", "ignored"),
+        ("/data/a/model", "/data/b/model", "ignored"),
+    ],
+)
+def test_a_model_s_name_and_a_folder_decide_nothing_unless_the_folder_bears_the_name(
+    asked: str, got: str, status: str
+) -> None:
+    v = check(
+        {**ASKED, "model_path": asked}, log=replace(LOG, server_args={**(LOG.server_args or {}), "model_path": got})
+    )
+    assert rows(v)["model_path"] == (asked, got, status)
+    assert v.verdict == {"same": "same", "unknown": "cannot_tell", "ignored": "differs"}[status]
+    live = ["python3", "-m", "sglang.launch_server", "--model-path", got]
+    assert rows(check({"model_path": asked}, live=live, log=None, server_args={"model_path": got}))["model_path"][
+        2
+    ] == {"ignored": "stale"}.get(status, status)
+
+
+def test_the_memory_predicted_beside_the_log_is_the_plan_s() -> None:
+    v = check(model=shipped("qwen3.6-27b"))
+    for name, predicted, actual in v.memory:
+        assert predicted is not None
+        assert actual is not None
+        assert predicted == pytest.approx(actual, rel=0.005), name
 
 
 def test_values_left_to_sglang_are_no_difference() -> None:

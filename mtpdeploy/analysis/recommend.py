@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from mtpdeploy.analysis.frontier import Frontier, Spot, by_label, frontier
 from mtpdeploy.analysis.model import setting_of
 from mtpdeploy.analysis.samples import Measured, Pass
+from mtpdeploy.inventory.values import as_sets
 
 Kind = Literal["interactive", "batch", "mixed"]
 
@@ -348,11 +349,7 @@ def _experiments(
     )
     if suggestions and limit is not None and highest >= limit:
         given = suggestions[0].get("set")
-        sets = (
-            " ".join(f"--set args.{name}={value}" for name, value in given.items())
-            if isinstance(given, Mapping)
-            else ""
-        )
+        sets = as_sets(given) if isinstance(given, Mapping) else ""
         if sets:
             found.append(
                 Experiment(f"mtpdeploy deploy{at} --profile {profile} {sets}", f"only {limit} requests run at once now")

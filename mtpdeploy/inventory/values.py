@@ -5,6 +5,8 @@ Layers, weakest first: defaults < group < host < profile < --set.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,3 +123,9 @@ class Workload:
     temperature: float = 0.0
     description: str = ""
     source: Path | None = None  # None: not from a file
+
+
+def as_sets(args: Mapping[str, object]) -> str:
+    """The options that give these arguments, as they are typed: `--set args.disable_radix_cache=true`. Values are YAML (JSON is)."""
+    words = (value if isinstance(value, str) else json.dumps(value) for value in args.values())
+    return " ".join(f"--set {shlex.quote(f'args.{name}={word}')}" for name, word in zip(args, words, strict=True))

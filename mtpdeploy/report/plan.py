@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +11,7 @@ from rich.text import Text
 from mtpdeploy.actions.plan import Planned, Plans
 from mtpdeploy.errors import MtpError
 from mtpdeploy.inventory import NO_HOST
+from mtpdeploy.inventory.values import as_sets
 from mtpdeploy.plan import Plan
 from mtpdeploy.report.errors import text as error_text
 from mtpdeploy.sglang.memory import Budget, Suggestion
@@ -168,15 +168,8 @@ def memory_table(budget: Budget, console: Console) -> None:
 
 
 def _suggestion(suggestion: Suggestion, console: Console) -> None:
-    sets = " ".join(f"--set args.{name}={_value(value)}" for name, value in suggestion.set.items())
     cost = ""
     if suggestion.cost_gb is not None:
         cost = f" [{'costs' if suggestion.cost_gb >= 0 else 'gives back'} {abs(suggestion.cost_gb):.1f} GB]"
-    console.print(sets, soft_wrap=True, highlight=False)
+    console.print(as_sets(suggestion.set), soft_wrap=True, highlight=False)
     console.print(f"   {suggestion.effect}{cost}", style="dim", soft_wrap=True, highlight=False)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if not isinstance(value, (Mapping, tuple, list)) else repr(value)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtpdeploy.errors import MtpError
+from mtpdeploy.inventory.values import as_sets
 from mtpdeploy.sglang.verify import Verification
 
 _VERDICT = {
@@ -73,8 +74,7 @@ def _capacity(v: Verification, console: Console) -> None:
     if c.kv_tokens is not None:
         console.print(f"                    {c.kv_tokens:,} KV tokens")
     for s in c.suggestions[:_SHOWN]:
-        settings = " ".join(f"--set args.{k}={w}" for k, w in s.set.items())
-        console.print(f"                    to change it: {settings}", soft_wrap=True)
+        console.print(f"                    to change it: {as_sets(s.set)}", soft_wrap=True)
         console.print(f"                      {s.effect}", soft_wrap=True)
     if len(c.suggestions) > _SHOWN:
         console.print(f"                    {len(c.suggestions) - _SHOWN} more ways in --json", soft_wrap=True)
@@ -91,7 +91,7 @@ def _arguments(v: Verification, console: Console) -> None:
             table.add_row(
                 a.name,
                 str(a.requested),
-                "?" if a.status == "unknown" else str(a.effective),
+                "?" if a.effective is None and a.status == "unknown" else str(a.effective),
                 Text(a.status, style=_STATUS[a.status]),
                 a.rule or "",
             )

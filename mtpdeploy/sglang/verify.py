@@ -30,6 +30,11 @@ _NOT_DRAFTING = 1.05
 _EAGLE_KIND = frozenset({"EAGLE", "EAGLE3", "STANDALONE", "NEXTN"})
 # "auto" and None ask for nothing in particular.
 _OPEN = (None, "auto")
+# A model may be named by its id at the hub or by a folder.
+_PLACES = frozenset({"model_path", "tokenizer_path", "speculative_draft_model_path"})
+_CANNOT_COMPARE = (
+    "one is a name at the hub, the other a folder: whether that folder holds this model cannot be told from here"
+)
 # Numbers that SGLang divides among attention-DP replicas.
 _PER_REPLICA = frozenset({"max_mamba_cache_size"})
 
@@ -380,6 +385,8 @@ def _compare(
         )
     if _equal(asked, got):
         return "same", None
+    if name in _PLACES and isinstance(asked, str) and isinstance(got, str):
+        return _same_place(asked, got)
     expected = rules.get(name)
     if expected is not None and _equal(expected[0], got):
         return "rewritten", f"{expected[1]} (SGLang {version})"
@@ -389,6 +396,22 @@ def _compare(
     if asked in _OPEN:
         return "rewritten", "left to SGLang, which decided at the start"
     return "ignored", None
+
+
+def _same_place(asked: str, got: str) -> tuple[Status, str | None]:
+    """Two names at the hub, or two folders, are compared as they stand. A name and a folder only where the folder bears the name."""
+    folder, name = (asked, got) if _is_folder(asked) else (got, asked)
+    if _is_folder(name) or not _is_folder(folder):
+        return "ignored", None
+    cached = f"models--{name.replace('/', '--')}".lower()
+    parts = [part.lower() for part in folder.split("/") if part]
+    if cached in parts or (parts and parts[-1] == name.rpartition("/")[2].lower()):
+        return "same", "judged by the folder's name"
+    return "unknown", _CANNOT_COMPARE
+
+
+def _is_folder(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
 
 
 def _known_rewrite(
@@ -478,6 +501,8 @@ def _parsed(argv: Sequence[str] | None, version: Version) -> Mapping[str, object
 def _agrees(asked: object, live: object, name: str, live_args: Mapping[str, object]) -> bool:
     if name not in live_args:
         return asked is False or asked is None or not live_args
+    if name in _PLACES and isinstance(asked, str) and isinstance(live, str) and not _equal(asked, live):
+        return _same_place(asked, live)[0] != "ignored"
     return _equal(asked, live)
 
 
@@ -620,6 +645,8 @@ def _suggestions(
     available = weights.get("before_gb")
     table: tuple[tuple[str, float | None, float | None], ...] = ()
     if model is not None and version is not None and (isinstance(available, (int, float)) or gpu_memory_gb is not None):
+        # The log's "mem usage" leaves out what loading keeps allocated; it is better than the formulas only for mixed precisions.
+        quantized = bool(args.get("quantization") or model.quantization)
         try:
             budget = memory.budget(
                 {
@@ -632,8 +659,8 @@ def _suggestions(
                 model,
                 gpu_memory_gb=gpu_memory_gb,
                 available_gb=float(available) if isinstance(available, (int, float)) else None,
-                weights_gb=_gib(weights.get("mem_gb")),
-                draft_weights_gb=_gib(draft.get("mem_gb")),
+                weights_gb=_gib(weights.get("mem_gb")) if quantized else None,
+                draft_weights_gb=_gib(draft.get("mem_gb")) if quantized else None,
             )
         except PlanRefused:
             budget = None
@@ -782,7 +809,14 @@ def _verdict(
             )
     if why:
         return "differs", why
-    unseen = [a.name for a in arguments if a.status == "unknown"]
-    if unseen:
-        return "cannot_tell", [f"not visible in {source}: {', '.join(unseen)}"]
+    unseen = [a.name for a in arguments if a.status == "unknown" and a.rule is None]
+    if any(a.status == "unknown" for a in arguments):
+        return "cannot_tell", [
+            *(
+                f"{a.name}: {a.requested} or {a.effective}: {a.rule}"
+                for a in arguments
+                if a.status == "unknown" and a.rule
+            ),
+            *([f"not visible in {source}: {', '.join(unseen)}"] if unseen else []),
+        ]
     return "same", []
