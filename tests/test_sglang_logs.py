@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -547,7 +548,8 @@ def test_series_is_csv_json_or_a_plot_of_the_same_rows(tmp_path: Path) -> None:
     _, plot = lines_of(tmp_path, series="plot")
     assert len(csv) == 3
     assert csv[0].startswith("time,rank,running_req,")
-    assert json.loads(rows[1])["gen_throughput"] == 299.04
+    assert json.loads("\n".join(rows))[1]["gen_throughput"] == 299.04
+    assert [json.loads(line.rstrip(",")) for line in rows[1:-1]], "one row a line"
     assert isinstance(plot, Series)
     assert [r["queue_req"] for r in plot.rows] == [9, 8]
 
@@ -572,6 +574,12 @@ def test_compressed_and_several_files_are_read(tmp_path: Path) -> None:
     files = answer.as_json()["files"]
     assert isinstance(files, list)
     assert [f["phase"] for f in files] == ["serving", "serving"]
+    for pipe in (packed, squeezed):
+        with pipe.open("rb") as stdin, pytest.MonkeyPatch.context() as patched:
+            patched.setattr("sys.stdin", io.TextIOWrapper(stdin))
+            answer = logfile(talk=Silent(), file=("-",), out=print)
+        assert answer is not None
+        assert answer.as_json()["phase"] == "serving"
 
 
 @pytest.mark.parametrize(

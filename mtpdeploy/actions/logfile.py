@@ -1,17 +1,18 @@
 """`logs --file`: reads a log that lies here, whoever made it. No host is touched.
 
-A file may be compressed (.gz, .zst) or `-` for stdin. Memory stays the same however long the log is.
+A file may be `-` for stdin; either may be compressed (gzip, zstd). Memory stays the same however long the log is.
 """
 
 from __future__ import annotations
 
+import io
 import json as json_module
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 from mtpdeploy.errors import NotFound, UsageError
 from mtpdeploy.progress import Talk
@@ -92,9 +93,14 @@ def logfile(
                 out(",".join(_cell(v) for v in ([name] if len(file) > 1 else []) + [row[c] for c in COLUMNS]))
         return None
     if series == "json" and not json:
+        out("[")
+        before = None
         for name in file:
             for row in _rows(name, talk):
-                out(json_module.dumps({"file": name, **row} if len(file) > 1 else row, ensure_ascii=False))
+                if before is not None:
+                    out(f"{before},")
+                before = json_module.dumps({"file": name, **row} if len(file) > 1 else row, ensure_ascii=False)
+        out(f"{before or ''}\n]")
         return None
     if series:
         if len(file) != 1:
@@ -195,21 +201,27 @@ def _size(name: str) -> int | None:
     return None if path.suffix in (".gz", ".zst") else path.stat().st_size
 
 
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 @contextmanager
-def _opened(name: str) -> Iterator[IO[bytes]]:
-    """The log's bytes, unpacked by what the file begins with rather than by its name."""
-    if name == "-":
-        yield sys.stdin.buffer
-        return
-    with open(name, "rb") as raw:
-        magic = raw.peek(4)[:4]
+def _opened(name: str) -> Iterator[_Readable]:
+    """The log's bytes, unpacked by what they begin with rather than by the file's name."""
+    with ExitStack() as open_files:
+        if name == "-":
+            if sys.stdin is None:
+                raise UsageError("stdin is closed, so there is no log to read from it")
+            raw = sys.stdin.buffer
+        else:
+            raw = open_files.enter_context(open(name, "rb"))
+        magic = raw.peek(4)[:4] if isinstance(raw, io.BufferedReader) else b""
         if magic.startswith(b"\x1f\x8b"):
             import gzip
 
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield unpacked  # type: ignore[misc]
+            yield gzip.GzipFile(fileobj=raw)
         elif magic == b"\x28\xb5\x2f\xfd":
-            yield _Zstd(raw)  # type: ignore[misc]
+            yield _Zstd(raw)
         else:
             yield raw
 
@@ -217,7 +229,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 class _Zstd:
     """A .zst file's bytes; several frames after each other too, as rotation by appending leaves them."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: _Readable) -> None:
         import zstandard
 
         self._error = zstandard.ZstdError
