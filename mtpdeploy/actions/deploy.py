@@ -91,11 +91,24 @@ def deploy(
 
     With `dry_run` no connection is opened and the plan is the answer.
     """
+    overrides = {
+        "supervisor": supervisor,
+        "sglang_version": sglang_version,
+        "ready_timeout_s": ready_timeout,
+        "drain_timeout_s": drain_timeout,
+    }
     if not dry_run:
         EARLY.begin(home, host, inventory)
-    from mtpdeploy.actions import deploying
-
     try:
+        recall = None
+        if not (dry_run or force or ask_sudo):
+            from mtpdeploy.actions.recall import Recall
+
+            recall = Recall(home, host=host, profile=profile, inventory=inventory, sets=set_, overrides=overrides)
+            if (same := recall.unchanged(talk)) is not None:
+                return same
+        from mtpdeploy.actions import deploying
+
         return deploying.deploy(
             home,
             talk,
@@ -103,12 +116,7 @@ def deploy(
             profile=profile,
             inventory=inventory,
             sets=set_,
-            overrides={
-                "supervisor": supervisor,
-                "sglang_version": sglang_version,
-                "ready_timeout_s": ready_timeout,
-                "drain_timeout_s": drain_timeout,
-            },
+            overrides=overrides,
             options=deploying.Options(
                 force=force, abort_requests=abort_requests, skip_preflight=skip_preflight, keep=keep
             ),
@@ -116,6 +124,7 @@ def deploy(
             wait=not no_wait,
             rollback=rollback_on_failure,
             ask_sudo=ask_sudo,
+            recall=recall,
         )
     finally:
         EARLY.end()

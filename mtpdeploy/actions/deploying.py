@@ -26,6 +26,7 @@ from mtpdeploy.store import Run, Store
 
 if TYPE_CHECKING:
     from mtpdeploy.actions.follow import Followed
+    from mtpdeploy.actions.recall import Recall
     from mtpdeploy.sglang.failures import Attempt
 
 Options = DeployRequest  # what the command's own options say of a request
@@ -46,6 +47,7 @@ def deploy(
     wait: bool,
     rollback: bool,
     ask_sudo: bool,
+    recall: Recall | None,
 ) -> Deployed | Outcomes[Deployed] | Planned | Plans:
     """See actions.deploy."""
     chosen = targets(home, host, inventory, profile=profile, sets=sets, overrides=overrides, reveal=True)
@@ -56,12 +58,16 @@ def deploy(
     if dry_run:
         return _dry(home, chosen)
     given = DeployRequest(**options, sudo_password=ask_sudo_password(ask_sudo))
-    by_name = {target.name: target for target in chosen}
+    work = {target.name: _Deploy(home, talk, target, given) for target in chosen}
 
     def one(each: Host) -> Deployed:
-        return _Deploy(home, talk, by_name[each.name], given).run(wait=wait, rollback=rollback)
+        return work[each.name].run(wait=wait, rollback=rollback)
 
-    return on_hosts([target.host for target in chosen], one)
+    answer = on_hosts([target.host for target in chosen], one)
+    found = [each.unchanged for each in work.values()]
+    if recall is not None and None not in found:
+        recall.keep([each for each in found if each is not None])
+    return answer
 
 
 def _dry(home: Path, chosen: Sequence[Target]) -> Planned | Plans:
@@ -85,6 +91,7 @@ class _Deploy:
         self.began = time.monotonic()
         self.notes: list[str] = []
         self.compared: tuple[Compared, ...] = ()
+        self.unchanged: tuple[Target, DeployRequest, Sequence[str]] | None = None  # if the first exec found it so
 
     def run(self, *, wait: bool, rollback: bool) -> Deployed:
         target = self.target
@@ -92,7 +99,10 @@ class _Deploy:
         with agent_at(target) as client:
             client.transport.begin()
             plan = self._plan_from_memory()
-            first = self._first(client, plan)
+            request = self._first(plan)
+            first = client.call("deploy", request, on_event=self._tell)
+            if first["outcome"] == "unchanged" and plan is not None:
+                self.unchanged = (target, request, self.notes)
             if first["outcome"] == "needs-files":
                 facts = first["facts"]
                 keep_facts(self.home, target.host, facts)
@@ -106,7 +116,7 @@ class _Deploy:
         store = Store(self.home)
         store.set_last_deployed(target.name, str(target.profile), first["launch_id"])
         if first["outcome"] == "unchanged":
-            self.talk.done(target.name, f"unchanged: launch {first['launch_id']} is ready")
+            self.talk.done(target.name, f"unchanged: launch {first['launch_id']} is {first['status']['word']}")
             return self._answer("unchanged", first, first["status"], None, None)
         run = store.new_run("deploy", self._meta(first))
         with run:
@@ -139,14 +149,13 @@ class _Deploy:
             spec["help_flags"] = True
         return spec
 
-    def _first(self, client: AgentClient, plan: Plan | None) -> dict[str, Any]:
-        request = DeployRequest(
+    def _first(self, plan: Plan | None) -> DeployRequest:
+        return DeployRequest(
             fingerprint=plan.fingerprint if plan else _UNKNOWN,
             expect_version=str(plan.version) if plan else None,
             force=bool(self.options.get("force")),
             probe=self._probe(plan),
         )
-        return client.call("deploy", request, on_event=self._tell)
 
     def _help(self, client: AgentClient) -> dict[str, Any]:
         self.talk.stage(self.target.name, "this SGLang is newer than the flag table: asking its own --help")

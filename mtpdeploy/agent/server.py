@@ -7,6 +7,8 @@ later) answers at once. So /ready is asked first, /health only when nothing chea
 from __future__ import annotations
 
 import json
+import re
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +64,29 @@ def api_key(release: Release) -> str | None:
     return secrets(release).get("api-key")
 
 
+def _answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body, at most _SMALL bytes of it. ValueError if it is no HTTP, or breaks off.
+
+    To a request of HTTP/1.0 the body is all until the end, never chunked. http.client would do the same and load the e-mail package
+    first: a fifth of the time of a deploy that finds nothing to do.
+    """
+    data, end, length = b"", -1, None
+    while len(data) < _SMALL and (part := connection.recv(256 * 1024)):
+        data += part
+        if end < 0 and (end := data.find(b"\r\n\r\n")) >= 0:
+            said = re.search(rb"\r\ncontent-length:[ \t]*(\d+)", data[:end], re.IGNORECASE)
+            length = int(said.group(1)) if said else None
+        if length is not None and len(data) >= end + 4 + length:
+            break  # it may leave the connection open
+    words = data.split(b"\r\n", 1)[0].split(None, 2)
+    if end < 0 or len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        raise ValueError("what answers speaks no HTTP" if data else "it closed the connection without an answer")
+    body = data[end + 4 :]
+    if length is not None and len(body) < length and len(data) < _SMALL:
+        raise ValueError(f"the answer broke off after {len(body)} of {length} bytes")
+    return int(words[1]), body[:length]
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server's address and, if it needs one, its key (which leaves this object only as a header)."""
@@ -76,25 +101,31 @@ class Server:
 
     def ask(self, path: str, *, body: Any = None, timeout_s: float = 5.0) -> Reply:
         """One request without proxy and redirects. Never raises for what a server or network may do."""
-        import http.client  # some 40 ms, which a status without a server need not pay
-
-        headers = {"Accept": "application/json"}
+        place = self.base.partition("://")[2]
+        host, _, port = place.rpartition(":")
+        headers = {"Host": place, "Accept": "application/json", "Connection": "close"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
-        data = None
+        data = b""
         if body is not None:
             data = json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(self.base.partition("://")[2], timeout=timeout_s)
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        lines = [
+            f"{'GET' if body is None else 'POST'} {path} HTTP/1.0",
+            *(f"{k}: {v}" for k, v in headers.items()),
+            "",
+            "",
+        ]
         began = time.monotonic()
         try:
-            connection.request("GET" if data is None else "POST", path, data, headers)
-            answer = connection.getresponse()
-            return Reply(answer.status, answer.read(_SMALL), _ms(began))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            if any(ord(character) < 0x20 for line in lines for character in line):
+                raise ValueError("the API key holds a control character")
+            with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+                connection.sendall("\r\n".join(lines).encode("latin-1") + data)
+                status, content = _answer(connection)
+            return Reply(status, content, _ms(began))
+        except (OSError, ValueError) as error:
             return Reply(None, b"", _ms(began), str(error) or type(error).__name__)
-        finally:
-            connection.close()
 
     def ready(self) -> Reply:
         """Whether the server takes requests. /ready where it exists, else /health (≥1 s and one token)."""

@@ -64,6 +64,13 @@ class Early:
         with self._lock:
             return self._begun.pop(target, None)
 
+    def give(self, target: Resolved, client: paramiko.SSHClient) -> None:
+        """A connection that somebody else in this process may want; closed at the end if nobody did."""
+        answer: Future[paramiko.SSHClient] = Future()
+        answer.set_result(client)
+        with self._lock:
+            self._begun[target] = answer
+
     def reached(self, target: Resolved, limit_s: float) -> None:
         """A connection was made: noted for the next time."""
         if target.proxy is None:

@@ -143,6 +143,7 @@ class SshTransport:
         self._client: paramiko.SSHClient | None = None
         self._pulse: threading.Thread | None = None
         self._begun: Future[paramiko.SSHClient] | None = None
+        self._target: Resolved | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -190,6 +191,12 @@ class SshTransport:
         if client is not None:
             with contextlib.suppress(OSError, EOFError):
                 client.close()  # a proxy sees the end of its stdin and goes
+
+    def leave(self) -> None:
+        """Lets go of the connection without closing it, for another transport to the same place in this process."""
+        client, self._client = self._client, None
+        if client is not None and self._target is not None:
+            EARLY.give(self._target, client)
 
     def __enter__(self) -> SshTransport:
         return self
@@ -250,6 +257,7 @@ class SshTransport:
                 next_commands=[" ".join((*target.asked[:-1], "-v", target.asked[-1], "true"))],
             ) from error
         EARLY.reached(target, limit)
+        self._target = target
         return client
 
     def _opened(self, target: Resolved, limit: float) -> paramiko.SSHClient:
@@ -421,4 +429,10 @@ def _why(error: BaseException) -> str:
         return "it does not answer"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there"
+    if "No existing session" in str(error) or "protocol banner" in str(
+        error
+    ):  # Paramiko's words for a banner that never came
+        return (
+            "it takes the connection and does not answer as SSH does; a slow host needs a longer ssh.connect_timeout_s"
+        )
     return str(error) or type(error).__name__

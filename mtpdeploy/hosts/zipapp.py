@@ -9,7 +9,6 @@ import hashlib
 import io
 import re
 import threading
-import zipfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -40,6 +39,8 @@ class Agent:
             return self._packed
 
     def _pack(self) -> bytes:
+        import zipfile
+
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in self._files.items():

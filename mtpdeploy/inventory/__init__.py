@@ -1,8 +1,17 @@
-"""What should run where: inventories, profiles and workloads as validated, frozen values."""
+"""What should run where: inventories, profiles and workloads as validated, frozen values.
 
-from mtpdeploy.inventory.hosts import Inventory, inventory_files, load
-from mtpdeploy.inventory.layers import NO_HOST, env_for, resolve
-from mtpdeploy.inventory.profiles import Profile, load_profile, profile_names, workload, workload_names
+Loaded when first asked for: the values alone (inventory.values) are plain dataclasses, reading files brings Pydantic and YAML.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtpdeploy.inventory.hosts import Inventory, inventory_files, load
+    from mtpdeploy.inventory.layers import NO_HOST, env_for, resolve
+    from mtpdeploy.inventory.profiles import Profile, load_profile, profile_names, workload, workload_names
 
 __all__ = [
     "NO_HOST",
@@ -17,3 +26,17 @@ __all__ = [
     "workload",
     "workload_names",
 ]
+
+_IN = {
+    "hosts": ("Inventory", "inventory_files", "load"),
+    "layers": ("NO_HOST", "env_for", "resolve"),
+    "profiles": ("Profile", "load_profile", "profile_names", "workload", "workload_names"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _IN.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
