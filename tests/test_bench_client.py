@@ -181,11 +181,14 @@ def test_silence_ends_a_request_and_not_the_run(run: Callable[..., BenchAnswer])
 def test_a_server_that_dies_in_the_middle_leaves_failed_requests_and_an_invalid_point(
     run: Callable[..., BenchAnswer],
 ) -> None:
-    server = Mock(Script(first_s=0.05, step_s=0.02))
-    with server:
-        killer = threading.Timer(1.0, server.stop)
-        killer.start()
-        point = only(run(server, requests=40, output_tokens="60"))
+    with Mock(Script(**FAST)) as server:
+
+        def die(number: int) -> None:
+            if number == 20:
+                server.stop()
+
+        server.script.fault = die
+        point = only(run(server, requests=40))
     assert point.failed > 0
     assert point.completed + point.failed == 40
     assert not point.valid

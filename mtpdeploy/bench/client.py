@@ -28,6 +28,8 @@ PARSE_AT = (
 )
 LAST_CHUNK = b"0\r\n\r\n"  # HTTP's
 DONE = b"data: [DONE]\n\n\r\n" + LAST_CHUNK  # the last event, the end of its HTTP chunk, and the last HTTP chunk
+WATCH_S = 0.04  # between looks at the loop's punctuality
+GIVE_UP_S = 0.2  # after a stop, for the records of what was in flight
 COLLECT_S = 60.0  # between collections of cyclic garbage during a load: others in this process (the scrapes) make some
 SPARE_FILES = 128  # open files beside the connections
 OPEN_AT_ONCE = 128  # connections opened side by side before the load
@@ -249,6 +251,7 @@ class Client:
         self._tls = endpoint.tls
         self._flying: set[Stream] = set()
         self._stopping = False
+        self._stopped: asyncio.Future[None] | None = None
         self.reconnects = 0
 
     async def connect(self, count: int) -> None:
@@ -288,6 +291,8 @@ class Client:
         self._stopping = True
         for stream in tuple(self._flying):
             stream.fail("interrupted", "the benchmark was interrupted")
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
 
     async def closed_loop(
         self, work: Sequence[Ready], lanes: int, point: int, told: Told, *, begin: Begin | None = None
@@ -444,7 +449,7 @@ class Client:
             outcome.started_ns = time.monotonic_ns() if start is None else await start()
             if (early := outcome.started_ns - time.monotonic_ns()) > 0:
                 await asyncio.sleep(early / 1e9)
-            watch = loop.create_task(self._watch(outcome))
+            watch = self._watch(loop, outcome)
             cpu = time.process_time()
             if lanes is not None:
                 for lane in range(min(lanes, len(work))):
@@ -453,13 +458,18 @@ class Client:
                 threading.Thread(
                     target=_pace, args=(loop, work, outcome.started_ns, due, halt), name="pacer", daemon=True
                 ).start()
-            stopped = loop.create_task(self._until_stopped())
-            await asyncio.wait({asyncio.ensure_future(finished), stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            self._stopped = loop.create_future()
+            if self._stopping:
+                self._stopped.set_result(None)
+            await asyncio.wait({finished, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not finished.done():
+                await asyncio.wait(
+                    {finished}, timeout=GIVE_UP_S
+                )  # records of the streams that were given up are being made
         finally:
             halt.set()
             if watch is not None:
-                watch.cancel()
+                watch()
             outcome.wall_s = (time.monotonic_ns() - outcome.started_ns) / 1e9
             outcome.cpu_s = time.process_time() - cpu
             outcome.reconnects = self.reconnects - opened_before
@@ -468,30 +478,37 @@ class Client:
             gc.unfreeze()
         return outcome
 
-    async def _until_stopped(self) -> None:
-        while not self._stopping:
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.2)  # records of the streams that were given up are being made
+    def _watch(self, loop: asyncio.AbstractEventLoop, outcome: Outcome) -> Callable[[], None]:
+        """The client's own punctuality, and the limit on silence, until the answer is called. A callback: it costs less than a task."""
+        handle: asyncio.TimerHandle | None = None
+        last_check = last_collection = expected = time.monotonic()
 
-    async def _watch(self, outcome: Outcome) -> None:
-        """The client's own punctuality, and the limit on silence."""
-        step = 0.02
-        last_check = last_collection = time.monotonic()
-        while True:
-            expected = time.monotonic() + step
-            await asyncio.sleep(step)
+        def look() -> None:
+            nonlocal handle, last_check, last_collection, expected
             now = time.monotonic()
             outcome.loop_lags_ms.append(max(0.0, now - expected) * 1000)
             if now - last_check > 1:
                 last_check = now
+                self._end_silent()
                 if now - last_collection > COLLECT_S:
                     last_collection = now
                     gc.collect()
-                limit = self.timeout_s * 1e9
-                clock = time.monotonic_ns()
-                for stream in tuple(self._flying):
-                    if stream.silent_for_ns(clock) > limit:
-                        stream.fail("timeout", f"no byte from the server for {self.timeout_s:g} s")
+            expected = time.monotonic() + WATCH_S
+            handle = loop.call_later(WATCH_S, look)
+
+        def over() -> None:
+            if handle is not None:
+                handle.cancel()
+
+        expected += WATCH_S
+        handle = loop.call_later(WATCH_S, look)
+        return over
+
+    def _end_silent(self) -> None:
+        limit, clock = self.timeout_s * 1e9, time.monotonic_ns()
+        for stream in tuple(self._flying):
+            if stream.silent_for_ns(clock) > limit:
+                stream.fail("timeout", f"no byte from the server for {self.timeout_s:g} s")
 
 
 def _allow_files(count: int) -> None:

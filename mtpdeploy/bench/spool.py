@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 
 from mtpdeploy.bench.values import Record
 
 IN_MEMORY = 16 * 1024 * 1024  # bytes, before the rest of them goes to a temporary file
-WIDE = "q"  # 8 bytes a number on every machine
 
 
 class Spool:
@@ -30,9 +27,7 @@ class Spool:
         self.count += 1
         self.failed += not record.ok
         self.output_tokens += record.output_tokens or 0
-        small = replace(record, times_us=(), tokens=None)
-        tokens = None if record.tokens is None else array(WIDE, record.tokens).tobytes()
-        pickle.dump((small, array(WIDE, record.times_us).tobytes(), tokens), self._file, pickle.HIGHEST_PROTOCOL)
+        pickle.dump(record, self._file, pickle.HIGHEST_PROTOCOL)
 
     def __len__(self) -> int:
         return self.count
@@ -41,14 +36,8 @@ class Spool:
         """Call it once the load has ended."""
         self._file.seek(0)
         for _ in range(self.count):
-            small, times, tokens = pickle.load(self._file)
-            yield replace(small, times_us=_numbers(times), tokens=None if tokens is None else _numbers(tokens))
+            record: Record = pickle.load(self._file)
+            yield record
 
     def close(self) -> None:
         self._file.close()
-
-
-def _numbers(data: bytes) -> tuple[int, ...]:
-    found = array(WIDE)
-    found.frombytes(data)
-    return tuple(found)

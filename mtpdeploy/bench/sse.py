@@ -21,6 +21,8 @@ ENDS = re.compile(rb'"finish_reason"\s*:\s*"|"choices"\s*:\s*\[\s*\]')
 ERROR_TEXT = 400  # characters of a server's error that are kept
 EVENT_END = b"}\n\n\r\n"  # of a read that is one HTTP chunk with one event
 ERRORS = (b'{"error"', b'{"object":"error"')
+ERROR_FIRSTS = {one[2] for one in ERRORS}  # the first letters of their names
+NEWLINE, COLON = b"\n:"
 TAIL = 4  # events from the end that are kept for what they tell of the whole answer
 LENGTHS = 8192  # lengths whose start is remembered
 _STARTS: dict[int, bytes] = {}  # how such a read begins, by its length
@@ -134,26 +136,37 @@ class Chunks:
         """
         if self._room > 0:
             return place
-        times, tokens, tail = self.times.append, self.tokens.append, self._tail
-        starts, number, skip = _STARTS.get, NUMBER.match, len(COUNT)
-        near = NEAR_END + len(EVENT_END)
+        times, tokens, tail, starts = self.times.append, self.tokens.append, self._tail, _STARTS.get
+        near, skip = NEAR_END + len(EVENT_END), len(COUNT) + 1
         total, counted, taken = self.tokens[-1], -1, place
+        width = len(str(total))
         for taken in range(place, len(reads)):
             ns, data = reads[taken]
             size = len(data)
             start = starts(size) or start_of(size)
             edge = len(start)
-            at = data.rfind(COUNT, size - near)
+            at = data.rfind(COUNT, size - near) + skip  # of the number
+            end = at + width
             if (
-                at < edge
+                at <= edge + skip
                 or not data.startswith(start)
-                or not data.endswith(EVENT_END)
                 or data.find(b"\n", edge) != size - 4
-                or data.startswith(ERRORS, edge - 1)
-                or (found := number(data, at + skip)) is None
+                or data[size - 3] != NEWLINE
+                or data[edge + 1] in ERROR_FIRSTS
+                or data[at - 1] != COLON
             ):
                 break
-            count = int(found[1])
+            try:
+                if 48 <= data[end] <= 57:  # the number has a digit more than the one before
+                    end += 1
+                    count = int(data[at:end])
+                    width += 1
+                    if 48 <= data[end] <= 57:
+                        break
+                else:
+                    count = int(data[at:end])
+            except ValueError:
+                break
             if count > total:
                 total, counted = count, taken
                 times(ns)
