@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,10 @@ from mtpdeploy.store import Run, Store
 if TYPE_CHECKING:
     from mtpdeploy.actions.benchservice import Service
 
+NAMED_PROMPTS = (*prompting.CLASSES, "mixed", "random")
+MOST_STREAMS = 65_000  # ports of one client
+# A point's requests lie in memory.
+MOST = {"requests": 1_000_000, "repeat": 1_000, "max_concurrency": MOST_STREAMS, "client_processes": 1024}
 NO_CONNECTION = ("refused", "dns", "unreachable", "timeout", "tls")
 UNKNOWN_LIMIT = 8  # the second concurrency of a plain `bench` where the server does not tell its limit
 
@@ -74,8 +79,19 @@ def bench(
         temperature=temperature, sweep=sweep, slo=slo, find=find, salt=prefix_cache == "salt", timeout=timeout,
         api=api, model=model, client_processes=client_processes,
     )  # fmt: skip
+    if arms is None and order != "ABBA":
+        raise UsageError(f"--order {order} is the order of --arms, such as --arms baseline,mtp")
     if url is not None:
-        for name, value in (("--host", host), ("--profile", profile), ("--set", set_), ("--arms", arms)):
+        away = None if from_ == "host" else from_
+        given: dict[str, object] = {
+            "--host": host,
+            "--profile": profile,
+            "--set": set_,
+            "--arms": arms,
+            "--from": away,
+            "--attach": attach,
+        }
+        for name, value in given.items():
             if value:
                 raise UsageError(
                     f"{name} and --url exclude each other: an endpoint of somebody else's has no host of ours"
@@ -84,12 +100,21 @@ def bench(
     from mtpdeploy.actions import benchhost
 
     if attach is not None:
+        loads: dict[str, object] = {"--arms": arms, "--workload": workload, "--concurrency": concurrency, "--rate": rate, "--trace": trace,
+                 "--requests": requests, "--sweep": sweep, "--find": find, "--profile": profile, "--host": host}  # fmt: skip
+        for name, value in loads.items():
+            if value:
+                raise UsageError(
+                    f"{name} says nothing to --attach, which follows the load that was begun; leave it out"
+                )
         return benchhost.attach(home, talk, attach, inventory=inventory)
     if arms is not None:
         from mtpdeploy.actions.bencharms import by_turns
 
         if from_ != "host":
             raise UsageError("--arms measures beside the server; leave out --from")
+        if find:
+            raise UsageError("--find searches with one profile: leave out --arms, and search with each by --profile")
         return by_turns(home, talk, wish, arms, order, host=host, inventory=inventory, sets=set_, repeat=repeat)
     return benchhost.at_hosts(
         home, talk, wish, host=host, profile=profile, inventory=inventory, sets=set_, place=from_, key=_key(api_key_env)
@@ -123,24 +148,26 @@ class Wish:
             )
         else:
             base = load.Asked()
+        for name, most in MOST.items():
+            if given[name] is not None and not 1 <= given[name] <= most:
+                raise UsageError(f"--{name.replace('_', '-')} {given[name]}: should be 1 or more, at most {most:,}")
         try:
             asked, stop = _asked(base, given)
-            # prompts are read now: a bad file is refused before a server is touched
-            prompting.choose(asked.prompts, 1, seed=asked.seed)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-        for name in ("requests", "repeat", "max_concurrency", "client_processes"):
-            if given[name] is not None and given[name] < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {given[name]}: should be 1 or more")
+        _check_prompts(asked, given)
         temperature = given["temperature"] if given["temperature"] is not None else getattr(named, "temperature", 0.0)
-        if temperature < 0:
+        if not 0 <= temperature < math.inf:
             raise UsageError(f"--temperature {temperature:g}: should be 0 or more")
-        if given["timeout"] <= 0:
+        if not 0 < given["timeout"] < math.inf:
             raise UsageError(f"--timeout {given['timeout']:g}: should be above 0 seconds")
+        _check_text("--model", given["model"])
         if given["slo"]:
             limits(given["slo"])
         if given["find"]:
             _findable(asked, given["slo"])
+        if given["slo"] is not None and not given["slo"].strip(" ,"):
+            raise UsageError("--slo is empty; write such as ttft_p90_ms<500,tpot_p90_ms<20")
         spec = RunSpec(
             url="",
             model=given["model"],
@@ -167,10 +194,38 @@ class Wish:
         return replace(asked, concurrency=(1,) if top == 1 else (1, top))
 
 
+def _check_prompts(asked: load.Asked, given: Mapping[str, Any]) -> None:
+    """Prompts are read now: a bad file or class is refused before a server is touched."""
+    if given["prompts"] and given["prompts"] not in NAMED_PROMPTS:
+        raise UsageError(
+            f"--prompts {given['prompts']}: should be one of {', '.join(NAMED_PROMPTS)}; a file of your own goes with --dataset"
+        )
+    try:
+        prompting.choose(asked.prompts, 1, seed=asked.seed)
+    except ValueError as exc:
+        raise UsageError(f"--dataset {exc}" if given["dataset"] else f"prompts of the workload: {exc}") from exc
+
+
+def _check_text(option: str, value: str | None) -> None:
+    """A shell hands over bytes that are no UTF-8 as lone surrogates, which nothing can be sent as."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{option} {value!a}: is not UTF-8 text") from exc
+
+
 def _findable(asked: load.Asked, slo: str | None) -> None:
     """A search needs limits that its points can decide."""
     if not slo:
         raise UsageError("--find max-goodput needs --slo, such as --slo 'ttft_p90_ms<500,tpot_p90_ms<20'")
+    if (
+        len(asked.concurrency or asked.rate) > 1
+        or asked.repeat > 1
+        or len(asked.input_tokens) * len(asked.output_tokens) > 1
+    ):
+        raise UsageError(
+            "--find starts from one load with one length and no --repeat, and goes on by itself; give one value"
+        )
     if asked.trace:
         raise UsageError("--find changes the load, and a trace fixes it; use --concurrency or --rate as the start")
     for limit in limits(slo):
@@ -190,12 +245,13 @@ def _workload(home: Path, name: str | None) -> Any:
 def _asked(base: load.Asked, given: Mapping[str, Any]) -> tuple[load.Asked, Stop]:
     """The workload with the options over it. ValueError for what cannot be meant."""
     lists: dict[str, str] = {}
+    said = {"concurrency": "--concurrency", "rate": "--rate", "input": "--input-tokens", "output": "--output-tokens"}
     swept = False
     for text in given["sweep"]:
         name, values = load.sweep(text)
         if name in lists:
             raise ValueError(f"--sweep {name} is given twice")
-        lists[name] = values
+        lists[name], said[name] = values, f"--sweep {name}"
         swept = swept or name in ("concurrency", "rate")
     for option, name in (
         ("concurrency", "concurrency"),
@@ -214,31 +270,42 @@ def _asked(base: load.Asked, given: Mapping[str, Any]) -> tuple[load.Asked, Stop
             "(--max-concurrency caps an open loop)"
         )
     if "concurrency" in lists:
-        found = load.numbers(lists["concurrency"], int, "--concurrency")
+        found = load.numbers(lists["concurrency"], int, said["concurrency"])
+        if max(found) > MOST_STREAMS:
+            raise ValueError(f"{said['concurrency']} {max(found):.0f}: a client opens at most {MOST_STREAMS:,} streams")
         asked = replace(asked, concurrency=tuple(int(one) for one in found), rate=())
     if "rate" in lists:
         asked = replace(
-            asked, rate=tuple(float(one) for one in load.numbers(lists["rate"], float, "--rate")), concurrency=()
+            asked, rate=tuple(float(one) for one in load.numbers(lists["rate"], float, said["rate"])), concurrency=()
         )
     if "input" in lists:
-        asked = replace(asked, input_tokens=tuple(int(n) for n in load.numbers(lists["input"], int, "--input-tokens")))
+        asked = replace(asked, input_tokens=tuple(int(n) for n in load.numbers(lists["input"], int, said["input"])))
     if "output" in lists:
-        asked = replace(
-            asked, output_tokens=tuple(int(n) for n in load.numbers(lists["output"], int, "--output-tokens"))
-        )
+        asked = replace(asked, output_tokens=tuple(int(n) for n in load.numbers(lists["output"], int, said["output"])))
     if given["trace"]:
         from mtpdeploy.bench.arrivals import from_trace
 
         try:
-            lines = Path(given["trace"]).read_text().splitlines()
+            lines = Path(given["trace"]).read_text(encoding="utf-8-sig").splitlines()
         except OSError as exc:
             raise ValueError(f"--trace {given['trace']}: cannot be read: {exc.strerror}") from exc
-        due = from_trace(lines)
+        except UnicodeDecodeError as exc:
+            raise ValueError(f"--trace {given['trace']}: not UTF-8 text; it should have one time a line") from exc
+        try:
+            due = from_trace(lines)
+        except ValueError as exc:
+            raise ValueError(f"--trace {given['trace']}: {exc}") from exc
         if not due:
             raise ValueError(f"--trace {given['trace']}: no arrival in it")
+        if (given["requests"] or 0) > len(due):
+            raise ValueError(f"--requests {given['requests']}: the trace has {len(due)} arrivals")
         asked = replace(asked, trace=due, concurrency=(), rate=())
     if given["max_concurrency"] is not None and not (asked.rate or asked.trace):
         raise ValueError("--max-concurrency caps an open loop; give --rate or --trace, or use --concurrency")
+    if given["arrivals"] != "poisson" and not asked.rate:
+        raise ValueError(
+            f"--arrivals {given['arrivals']} shapes an open loop: give --rate with it (a trace has its own times)"
+        )
     if given["prompts"] and given["dataset"]:
         raise ValueError("--prompts and --dataset exclude each other")
     asked = replace(
@@ -305,23 +372,25 @@ def identity(url: str, key: Secret | None) -> dict[str, Any]:
     try:
         return asyncio.run(ask())
     except EndpointError as exc:
-        raise endpoint_failure(exc.kind, str(exc)) from exc
+        raise endpoint_failure(exc.kind, str(exc), url, keyed=key is not None) from exc
 
 
-def endpoint_failure(kind: str, message: str) -> MtpError:
+def endpoint_failure(kind: str, message: str, url: str, *, keyed: bool = False) -> MtpError:
     """Why an endpoint cannot be measured, as an error with its exit code and the next step."""
+    look = f"curl -i {shlex.quote(url.rstrip('/').removesuffix('/v1') + '/v1/models')}"
     if kind in NO_CONNECTION:
         return HostUnreachable(
-            message, runbook="server-never-ready", next_commands=["mtpdeploy status", "curl -i URL/v1/models"],
-            details={"kind": kind},
-        )  # fmt: skip
+            message, runbook="server-never-ready", next_commands=["mtpdeploy status", look], details={"kind": kind}
+        )
     hints = {
-        "http-401": "the server wants an API key: put it into an environment variable and name it with --api-key-env VAR",
+        "http-401": "the server refuses the key in that variable"
+        if keyed
+        else "put its key into an environment variable and name it: --api-key-env VAR",
         "http-403": "the server refuses this API key",
         "http-404": "the route or the model is not there: see --api and --model",
     }
     hint = f"; {hints[kind]}" if kind in hints else ""
-    return RemoteError(f"{message}{hint}", next_commands=["curl -i URL/v1/models"], details={"kind": kind})
+    return RemoteError(f"{message}{hint}", next_commands=[look], details={"kind": kind})
 
 
 def measured(
@@ -351,7 +420,7 @@ def measured(
         protocol.run(spec, keeper.take, key=key.reveal() if key else None, halt=keeper.halt)
     except EndpointError as exc:
         keeper.fail(exc.kind, str(exc))
-        raise endpoint_failure(exc.kind, str(exc)) from exc
+        raise endpoint_failure(exc.kind, str(exc), url, keyed=key is not None) from exc
     except BaseException as exc:
         keeper.fail(type(exc).__name__, str(exc))
         raise
@@ -437,6 +506,12 @@ class Keeper:
         keeper._told = {name: {_line(row) for row in run.read_jsonl(name)} for name in names}
         keeper._told_measured = {(row.get("point"), row.get("duration_s")) for row in run.read_jsonl("measured.jsonl")}
         return keeper
+
+    @property
+    def made(self) -> Run:
+        """The run, once `begin` or the server's answer has made it."""
+        assert self.run is not None
+        return self.run
 
     @property
     def run_id(self) -> str | None:
@@ -526,7 +601,7 @@ class Keeper:
 
     def _failed(self, event: Mapping[str, Any]) -> None:
         """The client at the host cannot measure: kept until its end is heard of."""
-        self.failure = endpoint_failure(str(event["kind"]), str(event["message"]))
+        self.failure = endpoint_failure(str(event["kind"]), str(event["message"]), self._spec.url, keyed=True)
 
     def _meta_of(self, event: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
         asked, spec = self._asked, self._spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mtpdeploy.actions import serverlog
 from mtpdeploy.actions.bench import Keeper, Wish
 from mtpdeploy.actions.benchhost import take_all
 from mtpdeploy.actions.benchservice import Service, remote_name, running, start
@@ -17,7 +19,7 @@ from mtpdeploy.actions.report import BenchAnswer
 from mtpdeploy.bench import load
 from mtpdeploy.bench.values import PointSpec
 from mtpdeploy.bench.wire import dump
-from mtpdeploy.errors import MtpError, UsageError
+from mtpdeploy.errors import MtpError, RemoteError, UsageError
 from mtpdeploy.hosts.fanout import Outcomes
 from mtpdeploy.progress import Talk
 
@@ -125,6 +127,8 @@ def _turn(
         keeper.begin(service.server, remote)
         keeper.arm(name, _facts(service))
         take_all(client, keeper, start(service, dump(spec), remote))
+        with contextlib.suppress(RemoteError):  # the figures stand without it
+            serverlog.keep(client, keeper.made, name)
 
 
 def _facts(service: Service) -> Mapping[str, Any]:

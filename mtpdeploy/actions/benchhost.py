@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mtpdeploy.actions import serverlog
 from mtpdeploy.actions.bench import Keeper, Wish, measured, point_specs
 from mtpdeploy.actions.benchservice import Service, nonce, remote_name, running, start, tunnel
 from mtpdeploy.actions.reach import Target, agent, targets
@@ -97,6 +98,8 @@ def at_host(
             remote = remote_name()
             keeper.begin(service.server, remote)
             take_all(at_server, keeper, start(service, dump(spec), remote))
+            with contextlib.suppress(RemoteError):  # the figures stand without it
+                serverlog.keep(at_server, keeper.made)
             return keeper.finish()
         if place == "here":
             with tunnel(at_server, service.url) as url:

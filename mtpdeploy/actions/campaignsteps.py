@@ -448,6 +448,8 @@ class Conductor:
         recommendation = self._recommend(run)
         run.update_meta(runs=self._runs(), simulated=self._simulated())
         report: dict[str, str] = {}
+        # The report reads what was decided from here.
+        run.write_json("campaign.json", self._answer(run.id, comparisons, recommendation, {}, None).as_json())
 
         def write() -> Told:
             from mtpdeploy.actions.runs import report as written

@@ -240,8 +240,8 @@ def report(
     found = [store.run(name, kind="bench" if name == "last" else None) for name in (run or ("last",))]
     story = gathered(store, found)
     talk.stage("report", "drawing" if format == "html" else "writing")
-    content = written(story, format)
     target = Path(output) if output is not None else found[-1].file(f"report.{format}")
+    content = written(story, format, target.absolute().parent)
     made = _written(target, content.encode(), format, tuple(one.id for one in found))
     talk.done("report", str(made.path))
     return made

@@ -96,11 +96,11 @@ def exported(runs: Sequence[RunShown], format: str) -> str:
 def markdown(run: RunShown) -> str:
     """A heading, the conditions, a table of the points."""
     said = run.run.provenance
-    title = f"## {_cell(said.profile or run.run.id)} on {_cell(said.host or said.endpoint or 'unknown host')}"
+    title = f"## {cell(said.profile or run.run.id)} on {cell(said.host or said.endpoint or 'unknown host')}"
     lines = [title, ""]
     if run.simulated:
         lines += ["**Simulated: no GPU was measured.**", ""]
-    lines += [f"- not like for like: {_cell(one)}" for one in run.not_like_for_like]
+    lines += [f"- not like for like: {cell(one)}" for one in run.not_like_for_like]
     facts = (
         ("run", run.run.id),
         ("measured", run.run.created_utc),
@@ -110,7 +110,7 @@ def markdown(run: RunShown) -> str:
         ("workload", said.workload),
         ("client", said.client_place),
     )
-    lines += [f"- {name}: {_cell(value)}" for name, value in facts if value is not None]
+    lines += [f"- {name}: {cell(value)}" for name, value in facts if value is not None]
     heads = ("load", "requests", "tok/s", "tok/s a request", "TTFT p50/p90 ms", "TPOT p50/p90 ms", "accept length")
     lines += ["", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for point in run.points:
@@ -126,11 +126,11 @@ def markdown(run: RunShown) -> str:
             *pairs,
             number(point.get("accept_length")),
         )
-        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        lines.append(f"| {' | '.join(cell(text) for text in cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     """Text that cannot break out of a Markdown table, nor become a tag."""
     text = " ".join(str(value).split())
     for sign in "\\|`*_[]<>":

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtpdeploy.analysis.compare import Comparison, compare
 from mtpdeploy.analysis.frontier import Frontier, by_label, frontier
+from mtpdeploy.analysis.likeness import parse_utc
 from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.store import Run, Store
 from mtpdeploy.store.launches import deploys_of, document, readable
 from mtpdeploy.store.measured import arms_of, measured
+
+BINS = 60  # of a point's time, for what arrived when
+MOST_DRAWN = 400  # records of a log: more are no more to see
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class Side:
     memory: the plan's budget; rules: argument → why SGLang changes it, by the plan; log: the log summary of the
         launch; verified: the answer of verify. Each is {} where no run has it.
     load: (seconds, running, queued) while the last point was measured, where the server told.
+    arrived: (seconds, output tok/s) of the last point, as its chunks reached the client.
+    decodes: the decode records of the server's log, each with `at_s`. phases: (phase, seconds) of its start, in order.
     """
 
     label: str
@@ -30,6 +38,19 @@ class Side:
     verified: Mapping[str, object] = field(default_factory=dict)
     rules: Mapping[str, str] = field(default_factory=dict)
     load: tuple[tuple[float, float, float], ...] = ()
+    arrived: tuple[tuple[float, float], ...] = ()
+    decodes: tuple[Mapping[str, object], ...] = ()
+    phases: tuple[tuple[str, float], ...] = ()
+
+    def decoded(self, name: str) -> tuple[tuple[float, float], ...]:
+        """(seconds, figure) of the decode records that have it."""
+        return tuple(
+            (float(at), float(value))
+            for one in self.decodes
+            if isinstance(at := one.get("at_s"), (int, float))
+            and isinstance(value := one.get(name), (int, float))
+            and math.isfinite(value)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +64,7 @@ class Story:
     runs: tuple[Run, ...]
     simulated: bool
     damaged: tuple[str, ...]
+    campaign: Mapping[str, object] = field(default_factory=dict)  # its campaign.json, where the report is of a campaign
 
 
 def gathered(store: Store, runs: Sequence[Run]) -> Story:
@@ -74,6 +96,9 @@ def gathered(store: Store, runs: Sequence[Run]) -> Story:
         runs=tuple(kept),
         simulated=any(one.simulated for one in found),
         damaged=tuple(damaged),
+        campaign=next(
+            (held for run in runs if run.kind == "campaign" and (held := document(run, "campaign.json"))), {}
+        ),
     )
 
 
@@ -107,6 +132,7 @@ def _side(store: Store, label: str, arm: tuple[Measured, ...], runs: Sequence[Ru
     launches = {one.provenance.launch_id for one in arm if one.provenance.launch_id}
     folders = [run for run in runs if run.id in own] + list(deploys_of(store, launches))
     plan = _document(folders, "plan.json")
+    last = next((run for run in reversed(runs) if run.id in own), None)
     memory, effective = plan.get("memory"), plan.get("effective")
     rules = {
         str(one.get("name")): str(one.get("rule"))
@@ -120,7 +146,10 @@ def _side(store: Store, label: str, arm: tuple[Measured, ...], runs: Sequence[Ru
         log=_document(folders, "log_summary.json"),
         verified=_document(folders, "verify.json"),
         rules=rules,
-        load=_load(next((run for run in reversed(runs) if run.id in own), None)),
+        load=_load(last),
+        arrived=_arrived(last, arm[-1]),
+        decodes=_decodes(last, arm[-1].provenance.arm),
+        phases=_phases(last, arm[-1].provenance.arm),
     )
 
 
@@ -137,6 +166,64 @@ def _load(run: Run | None) -> tuple[tuple[float, float, float], ...]:
         ]
         found = tuple(told) if len(told) > 1 else found
     return found
+
+
+def _arrived(run: Run | None, held: Measured) -> tuple[tuple[float, float], ...]:
+    """Output tok/s in BINS equal parts of the last point. A chunk's tokens count where it arrived; () where chunks were not counted."""
+    index = held.passes[-1].figures.get("index") if held.passes else None
+    if run is None or not isinstance(index, int):
+        return ()
+    gained: list[tuple[float, float]] = []
+    for line in run.read_jsonl("records.jsonl"):
+        if line.get("point") != index:
+            continue
+        start, times, tokens = line.get("start_us"), line.get("times_us"), line.get("tokens")
+        if not isinstance(start, (int, float)) or not isinstance(times, list) or not isinstance(tokens, list):
+            continue
+        before = 0.0
+        for at, sum_ in zip(times, tokens, strict=False):
+            if isinstance(at, (int, float)) and isinstance(sum_, (int, float)):
+                gained.append(((start + at) / 1e6, sum_ - before))
+                before = sum_
+    end = max((at for at, _ in gained), default=0.0)
+    if len(gained) < 2 or not 0 < end < 1e7:
+        return ()
+    width, bins = end / BINS, [0.0] * BINS
+    for at, count in gained:
+        bins[min(max(int(at / width), 0), BINS - 1)] += count
+    return tuple(((place + 0.5) * width, count / width) for place, count in enumerate(bins))
+
+
+def _decodes(run: Run | None, arm: str | None) -> tuple[Mapping[str, object], ...]:
+    """Of one rank, with seconds since the first; thinned to MOST_DRAWN."""
+    lines = [line for line in run.read_jsonl("decode.jsonl") if line.get("arm") in (None, arm)] if run else []
+    if not lines:
+        return ()
+    own = [
+        (at, line)
+        for line in lines
+        if line.get("rank") == lines[0].get("rank") and (at := parse_utc(_text(line, "at")))
+    ]
+    step = max(1, len(own) // MOST_DRAWN)
+    return tuple({**line, "at_s": (at - own[0][0]).total_seconds()} for at, line in own[::step])
+
+
+def _phases(run: Run | None, arm: str | None) -> tuple[tuple[str, float], ...]:
+    """Until the server was ready; a phase that the log's clock gives no time is left out."""
+    lines = [line for line in run.read_jsonl("startup.jsonl") if line.get("arm") in (None, arm)] if run else []
+    seen = [(at, str(line.get("phase"))) for line in lines if (at := parse_utc(_text(line, "at")))]
+    found = []
+    for (at, phase), (after, _) in itertools.pairwise(seen):
+        if phase in ("ready", "serving"):
+            break
+        if 0 < (seconds := (after - at).total_seconds()) < 1e6:
+            found.append((phase, seconds))
+    return tuple(found)
+
+
+def _text(line: Mapping[str, object], key: str) -> str | None:
+    value = line.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _document(folders: Sequence[Run], name: str) -> Mapping[str, object]:
