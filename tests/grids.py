@@ -1,7 +1,8 @@
 """Recorded grids to search in: every cell's outcome is known, so regret can be counted.
 
-The real one was measured on an H200 (tests/data/h200_grid.jsonl). The simulated one has a truth of another form than the
-model that searches it: a compute knee, a graph cliff, a memory margin that the budget does not know, and a crash.
+The real one was measured on an H200, twelve settings in two campaigns (tests/data/h200_grid.jsonl, h200_case_grid.jsonl). The
+simulated one has a truth of another form than the model that searches it: a compute knee, a graph cliff, a memory margin that the
+budget does not know, and a crash. In the odd one what the model cannot know outweighs what it knows.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtpdeploy.analysis.model import Observation, Setting
-from mtpdeploy.analysis.space import space
+from mtpdeploy.analysis.space import Ground, space
 from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Search
 from mtpdeploy.sglang.model import shipped
 from mtpdeploy.sglang.versions import Version
 
-DATA = Path(__file__).parent / "data" / "h200_grid.jsonl"
+DATA = Path(__file__).parent / "data"
+CAMPAIGNS = ("h200_grid.jsonl", "h200_case_grid.jsonl")
 MTP: Mapping[str, Any] = {
     "model_path": "Qwen/Qwen3.6-27B",
     "speculative_algorithm": "NEXTN",
@@ -65,9 +67,9 @@ class Grid:
         )
 
 
-def observations() -> list[Observation]:
-    """Every row of the real grid."""
-    return [_observation(row) for row in _rows()]
+def observations(*campaigns: str) -> list[Observation]:
+    """Every row of the real grid, or of the campaigns named."""
+    return [_observation(row) for row in _rows(*campaigns)]
 
 
 def real_grid(objective: Objective) -> Grid:
@@ -75,9 +77,9 @@ def real_grid(objective: Objective) -> Grid:
     for row in _rows():
         rows[row["setting"]].append(row)
     candidates, outcomes = [], {}
-    for own in rows.values():
+    for name, own in rows.items():
         first = own[0]
-        levels = {"draft_tokens": first["draft_tokens"], "state": first["state_dtype"], "slots": first["slots"]}
+        levels = {"setting": name, "draft_tokens": first["draft_tokens"], "state": first["state_dtype"]}
         candidate = Candidate(levels, {}, _setting(first))
         figures = {row["concurrency"]: (row["output_tok_s"], row["tpot_p50_ms"], row["ttft_p50_ms"]) for row in own}
         candidates.append(candidate)
@@ -90,7 +92,7 @@ def real_grid(objective: Objective) -> Grid:
 def simulated_grid(objective: Objective) -> Grid:
     """All combinations of FACTORS that the budget lets through on a 95 GiB card, with the truth below."""
     model = shipped("qwen3.6-27b")
-    found = space(MTP, {}, Version.parse("0.5.17"), model, 95.0, FACTORS)
+    found = space(Ground(MTP, {}, Version.parse("0.5.17"), model, 95.0), FACTORS)
 
     def outcome(candidate: Candidate, rng: random.Random) -> Outcome:
         return _launch(candidate, objective, rng)
@@ -99,6 +101,35 @@ def simulated_grid(objective: Objective) -> Grid:
     still.gauss = lambda mu=0.0, sigma=1.0: mu  # type: ignore[method-assign]
     truth = {one.key: _launch(one, objective, still).value for one in found.candidates}
     return Grid("simulated", found.candidates, objective, 512, 384, outcome, truth)
+
+
+def odd_grid(objective: Objective) -> Grid:
+    """The simulated grid under another truth: each level of each factor speeds up or slows down by up to a third, at random."""
+    inner = simulated_grid(objective)
+    draw = random.Random(7)
+    effects = {(name, str(level)): draw.uniform(-0.3, 0.3) for name, levels in FACTORS.items() for level in levels}
+
+    def outcome(candidate: Candidate, rng: random.Random) -> Outcome:
+        return _skewed(inner.outcome(candidate, rng), objective, sum(effects[level] for level in candidate.key))
+
+    still = random.Random(0)
+    still.gauss = lambda mu=0.0, sigma=1.0: mu  # type: ignore[method-assign]
+    truth = {one.key: outcome(one, still).value for one in inner.candidates}
+    return Grid("odd", inner.candidates, objective, 512, 384, outcome, truth)
+
+
+def _skewed(outcome: Outcome, objective: Objective, effect: float) -> Outcome:
+    """The same launch with every time changed by exp(-effect)."""
+    factor = math.exp(-effect)
+    seen = tuple(
+        replace(
+            one, tpot_ms=one.tpot_ms * factor, ttft_ms=(one.ttft_ms or 0.0) * factor,
+            output_tok_s=(one.output_tok_s or 0.0) / factor,
+        )
+        for one in outcome.observations
+    )  # fmt: skip
+    figures = {one.concurrency: (one.output_tok_s or 0.0, one.tpot_ms, one.ttft_ms) for one in seen}
+    return replace(outcome, observations=seen, value=objective.value(figures) if outcome.status == "ok" else None)
 
 
 def _launch(candidate: Candidate, objective: Objective, rng: random.Random) -> Outcome:
@@ -137,8 +168,8 @@ def _launch(candidate: Candidate, objective: Objective, rng: random.Random) -> O
     return Outcome(candidate, "ok", objective.value(figures), 1.4, tuple(seen), tuple(accepted) or None)
 
 
-def _rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in DATA.read_text().splitlines()]
+def _rows(*campaigns: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for name in campaigns or CAMPAIGNS for line in (DATA / name).read_text().splitlines()]
 
 
 def _setting(row: dict[str, Any]) -> Setting:

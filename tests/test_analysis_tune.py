@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from grids import FACTORS, MTP, Grid, real_grid, simulated_grid
+from grids import FACTORS, MTP, Grid, odd_grid, real_grid, simulated_grid
 
 from mtpdeploy.analysis.model import Setting
-from mtpdeploy.analysis.space import changed, default_factors, parse_factors, space
+from mtpdeploy.analysis.space import FACTORS as KNOWN
+from mtpdeploy.analysis.space import Ground, changed, default_factors, parse_factors, space
 from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Proposal, Search, Stop, expected_gain, run
 from mtpdeploy.errors import PlanRefused, UsageError
 from mtpdeploy.sglang.model import shipped
@@ -17,6 +18,7 @@ from mtpdeploy.sglang.versions import Version
 
 LOADS = (1, 4, 8, 16, 32)
 MODEL, VERSION = shipped("qwen3.6-27b"), Version.parse("0.5.17")
+GROUND = Ground(MTP, {}, VERSION, MODEL, 95.0)
 
 
 @pytest.fixture(scope="module", params=["throughput", "latency", "mixed"])
@@ -31,10 +33,10 @@ def searched(grid: Grid, seed: int, launches: int) -> Search:
 
 
 @pytest.mark.parametrize("kind", ["throughput", "latency", "mixed"])
-def test_on_the_real_grid_one_launch_of_six_is_within_5_percent_of_the_best(kind: str) -> None:
+def test_on_the_real_grid_a_quarter_of_its_launches_is_within_5_percent_of_the_best(kind: str) -> None:
     grid = real_grid(Objective(kind, LOADS))  # type: ignore[arg-type]
-    search = searched(grid, 0, max(1, len(grid.candidates) // 4))
-    assert len(search.outcomes) == 1
+    search = searched(grid, 0, len(grid.candidates) // 4)
+    assert len(search.outcomes) <= 3
     assert search.best is not None
     assert (grid.truth[search.best.candidate.key] or 0) >= 0.95 * grid.best
 
@@ -87,12 +89,12 @@ def test_a_crash_blames_what_no_good_launch_has_cleared() -> None:
     search = Search(cells, Objective("latency", (1,)), 512, 256)
     search.tell(Outcome(cells[3], "crash"))
     search.tell(Outcome(cells[2], "ok", 100.0))
-    chances = {one.name: search._chance(one) for one in cells}
+    chances = dict(zip([one.name for one in cells], search._chances(cells), strict=True))
     assert chances["kv=b drafts=1"] == 1.0  # it came up itself
     assert chances["kv=a drafts=2"] < 1.0
     search.tell(Outcome(cells[1], "ok", 100.0))
-    assert search._chance(cells[0]) == 1.0
-    assert search._chance(cells[3]) < 0.05  # only the pair is left
+    assert search._chances([cells[0]]) == [1.0]
+    assert search._chances([cells[3]])[0] < 0.05  # only the pair is left
 
 
 def test_every_launch_failing_is_a_result_and_ends() -> None:
@@ -141,7 +143,7 @@ def test_what_the_budget_or_a_rule_refuses_is_not_a_candidate() -> None:
         "state_dtype": ("float32",),
         "strategy": ("no_buffer", "extra_buffer"),
     }
-    found = space(MTP, {}, VERSION, MODEL, 95.0, factors)
+    found = space(GROUND, factors)
     assert {one.levels["running"] for one in found.candidates} == {4}
     assert not [one for one in found.candidates if one.levels["draft_steps"] and one.levels["strategy"] == "no_buffer"]
     assert all(one.why for one in found.refused)
@@ -149,34 +151,49 @@ def test_what_the_budget_or_a_rule_refuses_is_not_a_candidate() -> None:
 
 
 def test_flags_that_only_work_together_are_set_together() -> None:
-    args = changed(MTP, {"running": 16, "draft_steps": 2}, {}, VERSION, MODEL, 95.0)
+    args = changed(GROUND, {"running": 16, "draft_steps": 2})
     assert args == {
         "speculative_num_steps": 2,
         "speculative_num_draft_tokens": 3,
         "max_running_requests": 16,
         "max_mamba_cache_size": 80,
     }
-    gone = changed(MTP, {"draft_steps": 0}, {}, VERSION, MODEL, 95.0)
+    gone = changed(GROUND, {"draft_steps": 0})
     assert gone["speculative_algorithm"] is None
     assert gone["speculative_num_draft_tokens"] is None
 
 
 def test_a_candidate_says_what_it_costs_besides_speed() -> None:
-    found = space(MTP, {}, VERSION, MODEL, 95.0, {"state_dtype": ("float32", "bfloat16"), "running": (2, 8)})
+    found = space(GROUND, {"state_dtype": ("float32", "bfloat16"), "running": (2, 8)})
     costs = {one.name: one.costs for one in found.candidates}
-    assert costs["state_dtype=float32 running=8"] == ()
-    assert any("precision" in cost for cost in costs["state_dtype=bfloat16 running=8"])
-    assert any("fewer requests" in cost for cost in costs["state_dtype=float32 running=2"])
+    assert not any("precise" in cost for cost in costs["state_dtype=float32 running=8"])
+    assert any("precise" in cost for cost in costs["state_dtype=bfloat16 running=8"])
+    assert any("2 requests at once instead of 4" in cost for cost in costs["state_dtype=float32 running=2"])
+    given_up = {one.name: one.gives_up for one in found.candidates}
+    assert given_up["state_dtype=bfloat16 running=8"] == ("precision",)
+    assert given_up["state_dtype=float32 running=8"] == ()
 
 
 def test_a_card_on_which_nothing_fits_is_refused_with_the_reasons() -> None:
     with pytest.raises(PlanRefused, match="none of the"):
-        space(MTP, {}, VERSION, MODEL, 40.0, {"running": (4, 8)})
+        space(replace(GROUND, gpu_memory_gb=40.0), {"running": (4, 8)})
 
 
-@pytest.mark.parametrize("text", ["nonsense=1", "running", "running=", "=3"])
+@pytest.mark.parametrize(
+    "text", ["nonsense=1", "running", "running=", "=3", "", "running=4 running=8", "running=4,,8"]
+)
 def test_a_space_that_cannot_be_meant_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="FACTOR=LEVEL"):
+    with pytest.raises(UsageError, match="FACTOR=LEVEL|given twice"):
+        parse_factors(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["draft_steps=-1", "draft_steps=99", "draft_steps=on", "running=0", "running=default", "mem_fraction=2",
+     "mem_fraction=0.0", "radix=maybe", "chunked_prefill=0", "context=x", "kv_dtype=3", "graph_max_batch=-1"],
+)  # fmt: skip
+def test_a_level_that_its_factor_cannot_have_is_refused_with_what_it_should_be(text: str) -> None:
+    with pytest.raises(UsageError, match="should be"):
         parse_factors(text)
 
 
@@ -193,13 +210,105 @@ def test_a_space_is_read_with_its_types() -> None:
 
 def test_a_space_too_large_to_judge_is_refused() -> None:
     with pytest.raises(UsageError, match="more than"):
-        space(MTP, {}, VERSION, MODEL, 95.0, {**FACTORS, "context": tuple(range(1024, 1044))})
+        space(GROUND, {**FACTORS, "context": tuple(range(1024, 1044))})
 
 
 def test_the_default_space_reaches_beyond_the_loads_asked_for() -> None:
-    factors = default_factors(MTP, (1, 4, 16))
-    assert max(factors["running"]) == 32  # type: ignore[type-var]
-    assert 0 in factors["draft_steps"]
+    factors = default_factors(GROUND, (1, 4, 16))
+    assert tuple(factors) == tuple(KNOWN)
+    assert factors["running"] == (4, 16)
+    assert factors["draft_steps"] == (0, 1, 2, 3, 4)
+    assert all(not one.gives_up for one in space(GROUND, factors).candidates)
+
+
+@pytest.mark.parametrize(
+    ("give_up", "factor", "level"),
+    [("precision", "state_dtype", "bfloat16"), ("precision", "kv_dtype", "fp8_e4m3"), ("prefix-reuse", "radix", False),
+     ("context", "context", 32768)],
+)  # fmt: skip
+def test_what_may_be_given_up_is_searched_too_and_said_of_the_candidates(
+    give_up: str, factor: str, level: object
+) -> None:
+    factors = default_factors(GROUND, (1, 4), (give_up,))
+    assert level in factors[factor]
+    assert level not in default_factors(GROUND, (1, 4))[factor]
+    found = space(GROUND, {"running": (4,), factor: factors[factor]}).candidates
+    assert {one.gives_up for one in found if one.levels[factor] == level} == {(give_up,)}
+    assert {one.gives_up for one in found if one.levels[factor] != level} == {()}
+
+
+def test_nothing_else_can_be_given_up() -> None:
+    with pytest.raises(UsageError, match="precision, prefix-reuse, context"):
+        default_factors(GROUND, (1, 4), ("quality",))
+
+
+def test_a_profile_without_mtp_is_searched_with_it() -> None:
+    bare = replace(GROUND, args={"model_path": "Qwen/Qwen3.6-27B", "mem_fraction_static": 0.85})
+    found = space(bare, {"draft_steps": (0, 3), "running": (8,)})
+    by_steps = {one.levels["draft_steps"]: one for one in found.candidates}
+    assert by_steps[3].args["speculative_algorithm"] == "NEXTN"
+    assert by_steps[3].args["max_mamba_cache_size"] == 40
+    assert by_steps[3].setting.draft_tokens == 4
+    assert "speculative_algorithm" not in by_steps[0].args
+
+
+def test_slots_beyond_the_running_requests_cost_kv_tokens_and_too_few_are_refused() -> None:
+    found = space(GROUND, {"running": (8,), "mamba_slots": (30, None, 60)})
+    slots = {one.levels["mamba_slots"]: one.args["max_mamba_cache_size"] for one in found.candidates}
+    assert slots == {None: 40, 60: 60}
+    (refused,) = found.refused
+    assert "6 of 8" in refused.why
+
+
+def test_a_value_that_this_version_does_not_take_is_refused_for_all_its_combinations_with_the_reason() -> None:
+    old = replace(GROUND, version=Version.parse("0.5.12"))
+    found = space(old, {"running": (4, 8), "strategy": ("extra_buffer", "extra_buffer_lazy")})
+    assert {one.levels["strategy"] for one in found.candidates} == {"extra_buffer"}
+    assert len(found.refused) == 2
+    assert all("extra_buffer_lazy" in one.why for one in found.refused)
+
+
+def test_requests_that_do_not_fit_into_the_kv_cache_together_are_not_launched() -> None:
+    found = space(replace(GROUND, request_tokens=30_000), {"running": (4, 16)})
+    assert {one.levels["running"] for one in found.candidates} == {4}
+    assert "KV tokens hold" in found.refused[0].why
+
+
+def test_a_context_that_the_profile_promises_is_kept() -> None:
+    promised = replace(GROUND, args={**MTP, "context_length": 131072})
+    found = space(promised, {"running": (4, 16)})
+    assert {one.levels["running"] for one in found.candidates} == {4}
+    assert found.refused[0].rule == "context_length"
+
+
+def test_every_factor_says_what_it_costs() -> None:
+    assert len(KNOWN) == 12
+    assert all(one.costs for one in KNOWN.values())
+
+
+def test_a_dry_run_sees_ahead_without_launching_and_without_a_repeat() -> None:
+    search = Search(plain(8), Objective("throughput", (1, 8)), 512, 256)
+    ahead = search.ahead(3)
+    assert not search.outcomes
+    assert len({one.candidate.key for one in ahead}) == len(ahead) >= 1
+    assert ahead[0].minutes > 0
+
+
+def test_a_setting_that_serves_faster_is_expected_to_take_fewer_minutes() -> None:
+    """Gains are weighed by the minute, and a benchmark of a fast setting is soon over."""
+    fast, slow = Candidate({"a": 1}, {}, Setting(1, 4, 16)), Candidate({"a": 2}, {}, Setting(1, 4, 1))
+    search = Search([fast, slow], Objective("latency", (1, 16)), 512, 256, requests=64)
+    minutes = search._minutes([fast, slow], [1.0, 1.0])
+    assert minutes[0] < 0.7 * minutes[1]
+
+
+@pytest.mark.slow
+def test_effects_much_larger_than_usual_are_believed_once_they_are_seen() -> None:
+    """Otherwise the search stops, sure that no level is worth more than a few percent."""
+    grid = odd_grid(Objective("throughput", LOADS))
+    search = searched(grid, 0, 25)
+    assert search.best is not None
+    assert (grid.truth[search.best.candidate.key] or 0) >= 0.95 * grid.best
 
 
 def test_an_outcome_of_another_setting_does_not_count_as_this_one() -> None:

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from mtpdeploy.actions.tune import _failure, tune
-from mtpdeploy.errors import LaunchFailed, NotReady, PlanRefused, UsageError
+from mtpdeploy.analysis.space import FACTORS
+from mtpdeploy.errors import ConfigError, LaunchFailed, MtpError, NotReady, PlanRefused, UsageError
 from mtpdeploy.progress import Silent
 from mtpdeploy.resources import bundled
 from mtpdeploy.store import Store
@@ -45,48 +47,87 @@ def home(tmp_path: Path) -> Iterator[Path]:
         stop(home=home, talk=TALK, host="local", inventory=())
 
 
-def lines(home: Path) -> list[dict[str, object]]:
-    (row,) = Store(home).runs(kind="tune")
-    return list(Store(home).run(row.id).read_jsonl("outcomes.jsonl"))
+def searches(home: Path) -> list[Path]:
+    return sorted(path.parent for path in (home / "runs").glob("*/spec.json") if (path.parent / "run.json").exists()
+                  and json.loads((path.parent / "run.json").read_text())["kind"] == "tune")  # fmt: skip
 
 
-def test_a_dry_run_plans_the_search_and_writes_nothing(home: Path) -> None:
+def lines(home: Path) -> list[dict[str, Any]]:
+    (run,) = searches(home)
+    return list(Store(home).run(run.name).read_jsonl("outcomes.jsonl"))
+
+
+def under_way(home: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((searches(home)[0] / "launching.json").read_text()))
+    except (IndexError, OSError, ValueError):
+        return {}
+
+
+def measuring(home: Path) -> bool:
+    """A benchmark has sent its load, and its end has not been written."""
+    for path in (home / "runs").glob("*/run.json"):
+        head = json.loads(path.read_text())
+        if head["kind"] == "bench" and head["status"] == "running" and (path.parent / "measured.jsonl").exists():
+            return True
+    return False
+
+
+def killed_when(home: Path, words: list[str], there: Callable[[], bool], how: int = signal.SIGKILL) -> int:
+    """Starts `mtpdeploy tune …`, and ends it with all its children on this side as soon as `there` holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not there() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is None, f"it ended by itself with {process.returncode}"
+    os.killpg(process.pid, how)
+    return process.wait(60)
+
+
+def test_a_dry_run_plans_the_search_says_why_and_launches_nothing(home: Path) -> None:
     said = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)  # type: ignore[arg-type]
     assert said.candidates == 4
-    assert said.proposal is not None
+    assert said.first[0].why
     assert said.run_id is None
     assert Store(home).runs() == ()
-    assert said.as_json()["simulated"] is True
+    document = said.as_json()
+    assert document["simulated"] is True
+    assert document["first"][0] == document["next"]  # type: ignore[index]
+    wide = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, concurrency="1,64").as_json()
+    assert {one["name"] for one in wide["space"]} == set(FACTORS)  # type: ignore[attr-defined]
+    assert all(one["count"] and one["example"] and one["why"] for one in wide["ruled_out"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-def test_a_search_that_was_killed_goes_on_confirms_and_writes_its_profile(home: Path) -> None:
-    words = [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", "--host", "local", "--profile", "mtp"]
+def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if_it_had_not_been(home: Path) -> None:
+    words = ["--host", "local", "--profile", "mtp", "--set", "args.log_level=info"]
     for name, value in SHORT.items():
         words += [f"--{name.rstrip('_').replace('_', '-')}", str(value)]
-    first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not (rows := list((home / "runs").glob("*/outcomes.jsonl"))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert rows, "no launch was written down"
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    before = lines(home)
-    assert len(before) == 1
+    killed_when(home, words, lambda: bool(under_way(home)))
+    assert lines(home) == []
     assert Store(home).runs(kind="tune")[0].status == "interrupted"
+    begun = under_way(home)["levels"]
+
+    killed_when(home, ["--resume", "last"], lambda: measuring(home))
+    assert lines(home) == []
+    assert under_way(home)["levels"] == begun  # the same proposal again
+
+    killed_when(home, ["--resume", "last"], lambda: under_way(home).get("phase") == "incumbent")
+    before = lines(home)
+    assert [line["phase"] for line in before] == ["search", "search"]
+    assert before[0]["levels"] == begun
+    assert len({json.dumps(line["levels"]) for line in before}) == 2
+    # What was measured when the second kill came went on at the host, and was taken up.
+    assert before[0]["launch_minutes"] is None
+    assert len([row for row in Store(home).runs(kind="bench") if row.status == "done"]) == 2
 
     said = tune(home=home, talk=TALK, resume="last")
     after = lines(home)
-    assert after[: len(before)] == before  # nothing was measured twice
-    searched = [line for line in after if line["phase"] == "search"]
-    assert len(searched) == 2
-    assert len({json.dumps(line["levels"]) for line in searched}) == 2
-    assert [line["phase"] for line in after if line["phase"] != "search"] == [
-        "incumbent",
-        "winner",
-        "winner",
-        "incumbent",
-    ]
+    assert after[:2] == before  # nothing was measured twice
+    assert [line["phase"] for line in after[2:]] == ["incumbent", "winner", "winner", "incumbent"]
     assert said.comparison is not None
     assert said.best is not None
     assert said.verdict == "faster", said.comparison.as_json()
@@ -98,10 +139,55 @@ def test_a_search_that_was_killed_goes_on_confirms_and_writes_its_profile(home: 
     document = yaml.safe_load(text)
     assert document["extends"] == "mtp"
     assert document["args"]["max_running_requests"] == 16
+    assert document["args"]["log_level"] == "info"  # --set of the search is part of what was measured
     last = Store(home).last_deployed("local")
     assert last is not None
     assert last.profile == "mtp-tuned"
     assert said.serving == "mtp-tuned"
+    with pytest.raises(UsageError, match="is complete"):
+        tune(home=home, talk=TALK, resume="last")
+
+    # The file stands by itself: the plan of the profile is what runs.
+    from mtpdeploy.actions.deploy import deploy
+
+    again: Any = deploy(home=home, talk=TALK, host="local", profile="mtp-tuned", inventory=(), set_=())
+    assert again.outcome == "unchanged"
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_benchmark_leaves_no_half_measured_outcome(home: Path) -> None:
+    words = [
+        "--host",
+        "local",
+        "--profile",
+        "mtp",
+        "--concurrency",
+        "1,2",
+        "--requests",
+        "40",
+        "--output-tokens",
+        "200",
+    ]
+    words += ["--budget-launches", "1", "--confirm", "0", "--space", "draft_steps=3 running=4"]
+    assert killed_when(home, words, lambda: measuring(home), signal.SIGINT) == 130
+    assert lines(home) == []
+    assert Store(home).runs(kind="tune")[0].status == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_host_on_which_nothing_comes_up_is_a_result_and_not_an_error(home: Path) -> None:
+    path = home / "inventories" / "site.yml"
+    inventory = yaml.safe_load(path.read_text())
+    inventory["hosts"]["local"]["simulate"] |= {"fault": "graph-capture", "clock": 50}
+    path.write_text(yaml.safe_dump(inventory))
+    said = tune(home=home, talk=TALK, host="local", profile="mtp", **{**SHORT, "space_": "draft_steps=0,3 running=16"})  # type: ignore[arg-type]
+    assert said.outcomes[0].status == "oom"
+    assert said.outcomes[0].cause == "oom_graph_capture"
+    assert said.best is None
+    assert said.chosen is None
+    assert said.profile_file is None
+    assert said.serving is not None
+    assert said.serving.startswith("nothing")
 
 
 def test_a_profile_that_somebody_wrote_is_not_overwritten(home: Path) -> None:
@@ -123,13 +209,21 @@ def test_a_profile_that_somebody_wrote_is_not_overwritten(home: Path) -> None:
         ({"slo": "fast"}, "--slo"),
         ({"space_": "gpus=3"}, "FACTOR=LEVEL"),
         ({"output_tokens": 1}, "--output-tokens"),
+        ({"leave": "running"}, "--leave"),
+        ({"give_up": "sleep", "space_": None}, "--give-up"),
+        ({"give_up": "precision"}, "--give-up"),
+        ({"name": "../evil"}, "--name"),
+        ({"gpu_memory_gb": -1.0}, "--gpu-memory-gb"),
+        ({"budget_minutes": float("nan")}, "--budget-minutes"),
+        ({"workload": "arrivals", "concurrency": None}, "open loop"),
+        ({"host": "local,local2"}, "not on 2"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_anything_is_touched(
     options: dict[str, object], text: str, home: Path
 ) -> None:
-    with pytest.raises(UsageError, match=text):
-        tune(home=home, talk=TALK, host="local", profile="mtp", **{**SHORT, **options})  # type: ignore[arg-type]
+    with pytest.raises(MtpError, match=text):
+        tune(home=home, talk=TALK, **{"host": "local", "profile": "mtp", **SHORT, **options})  # type: ignore[arg-type]
     assert not (home.parent / "work").exists()
 
 
@@ -137,6 +231,18 @@ def test_a_run_that_is_no_search_cannot_be_resumed(home: Path) -> None:
     run = Store(home).new_run("bench")
     run.finish({})
     with pytest.raises(UsageError, match="is a bench, not a search"):
+        tune(home=home, talk=TALK, resume=run.id)
+
+
+def test_a_resumed_search_keeps_its_settings(home: Path) -> None:
+    run = Store(home).new_run("tune", {"host": "local"})
+    run.finish({}, "interrupted")
+    with pytest.raises(UsageError, match="leave out --objective, --budget-launches"):
+        tune(home=home, talk=TALK, resume=run.id, objective="mixed", budget_launches=3)
+    with pytest.raises(ConfigError, match="is not the spec of a search"):
+        tune(home=home, talk=TALK, resume=run.id)
+    run.write_json("spec.json", {"objective": "mixed"})
+    with pytest.raises(ConfigError, match="is not the spec of a search"):
         tune(home=home, talk=TALK, resume=run.id)
 
 

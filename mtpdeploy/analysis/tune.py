@@ -14,24 +14,40 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import norm
 
-from mtpdeploy.analysis.model import NOISE, Acceptance, Observation, Setting, Shape, StepModel, fit
+from mtpdeploy.analysis.model import NOISE, Acceptance, Estimate, Observation, Setting, Shape, StepModel, fit
 
 Status = Literal["ok", "oom", "hang", "crash", "refused"]
 Level = bool | int | float | str | None
+Key = tuple[tuple[str, str], ...]
 
 # Spread of the log effect of a level beyond the step model, before anything is seen of it. Drafts and batch are in the
-# model, but cliffs are not; the memory fraction moves capacity, which is in the model, and hardly anything else.
-EFFECT_SPREAD: Mapping[str, float] = {"draft_steps": 0.08, "running": 0.12, "mem_fraction": 0.01, "context": 0.01}
+# model, but cliffs are not; what only moves capacity, which is in the model, does hardly anything else.
+EFFECT_SPREAD: Mapping[str, float] = {
+    "draft_steps": 0.08, "running": 0.12, "mem_fraction": 0.01, "context": 0.01, "mamba_slots": 0.01,
+}  # fmt: skip
 USUAL_EFFECT = 0.05
-MINUTES = 2.0  # a launch with its benchmark, before one was timed
+SCALES = (1.0, 1.4, 2.0, 2.8, 4.0, 5.6)  # of all of them together; SCALE_SPREAD: of its logarithm, beforehand
+SCALE_SPREAD = 0.7
+LAUNCH_MINUTES = 1.5  # of a launch without its benchmark, before one was timed
+REQUESTS = 16  # a load, where the workload does not say
 PRIOR_ACCEPTANCE = Acceptance([0.85, 0.72, 0.61])  # 3.2 tokens a step at three drafts
 FIRST_STEP_MS = 15.0  # only ratios matter before the first measurement
+
+
+def status_of(text: object) -> Status:
+    """A status as it was written down; anything else was no success."""
+    for known in get_args(Status):
+        if text == known:
+            found: Status = known
+            return found
+    return "crash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +55,8 @@ class Candidate:
     """One configuration that the budget and the rules let through.
 
     levels: factor → level, its identity. args: SGLang arguments over the profile's (None removes one).
-    headroom_gb: memory that the budget expects to be left; None unknown. costs: what it gives up besides speed.
+    headroom_gb: memory that the budget expects to be left; None unknown. costs: what it costs besides speed, in words.
+    gives_up: of them what the profile has and this has not (precision, prefix-reuse, context).
     """
 
     levels: Mapping[str, Level]
@@ -47,10 +64,11 @@ class Candidate:
     setting: Setting
     headroom_gb: float | None = None
     costs: tuple[str, ...] = ()
+    gives_up: tuple[str, ...] = ()
+    key: Key = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> tuple[tuple[str, str], ...]:
-        return tuple(sorted((name, str(value)) for name, value in self.levels.items()))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", tuple(sorted((name, str(value)) for name, value in self.levels.items())))
 
     @property
     def name(self) -> str:
@@ -62,12 +80,16 @@ class Candidate:
             "args": dict(self.args),
             "headroom_gb": self.headroom_gb,
             "costs": list(self.costs),
+            "gives_up": list(self.gives_up),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a launch gave. value: the objective, bigger is better; None where it failed or missed the limits."""
+    """What a launch gave. value: the objective, bigger is better; None where it failed or missed the limits.
+
+    minutes: of the launch and its benchmark; launch_minutes: of the launch alone, None where it was not timed by itself.
+    """
 
     candidate: Candidate
     status: Status
@@ -77,6 +99,7 @@ class Outcome:
     by_position: tuple[float, ...] | None = None
     cause: str | None = None
     run_id: str | None = None
+    launch_minutes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +131,14 @@ class Objective:
             return total
         return user if self.kind == "latency" else math.sqrt(total * user)
 
+    def relaxed(self, factor: float) -> Objective:
+        """The same with limits wider by that factor."""
+
+        def wider(limit: float | None) -> float | None:
+            return None if limit is None else limit * factor
+
+        return replace(self, tpot_limit_ms=wider(self.tpot_limit_ms), ttft_limit_ms=wider(self.ttft_limit_ms))
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -119,6 +150,7 @@ class Proposal:
     high: float
     expected_gain: float | None
     gain_per_minute: float | None
+    minutes: float
     why: str
 
     def as_json(self) -> dict[str, object]:
@@ -127,6 +159,7 @@ class Proposal:
             "predicted": {"value": self.predicted, "low": self.low, "high": self.high},
             "expected_gain": self.expected_gain,
             "gain_per_minute": self.gain_per_minute,
+            "minutes": self.minutes,
             "why": self.why,
         }
 
@@ -142,7 +175,8 @@ class Stop:
 class Search:
     """The state of a search: what may be launched, and what was learned.
 
-    input_tokens, output_tokens: of the workload. launches, minutes: the budget; the confirmation is outside of it.
+    input_tokens, output_tokens: of the workload's requests, of which each load sends `requests`.
+    launches, minutes: the budget; the confirmation is outside of it.
     learned: what earlier runs on the same host measured; the model knows it, but no launch of this search was it.
     """
 
@@ -155,6 +189,7 @@ class Search:
     shape: Shape = field(default_factory=Shape)
     outcomes: list[Outcome] = field(default_factory=list)
     learned: Sequence[Observation] = ()
+    requests: int = REQUESTS
 
     def tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -170,41 +205,103 @@ class Search:
         return sum(one.minutes or 0.0 for one in self.outcomes)
 
     def propose(self) -> Proposal | Stop:
-        """The candidate with the largest expected gain per minute; Stop where it is below the noise or the budget is spent."""
+        """The candidate with the largest expected gain per minute; Stop where no gain above the noise is expected.
+
+        Of equal ones that with the fewest costs, then that with the most memory left.
+        """
         if len(self.outcomes) >= self.launches:
             return Stop(f"the budget of {self.launches} launches is spent")
-        if self.minutes is not None and self.spent_minutes + self._minutes() > self.minutes:
-            return Stop(f"the next launch would pass the budget of {self.minutes:g} minutes")
         open_ = self.open()
         if not open_:
             return Stop("every candidate was measured or ruled out")
         predicted = self.predictions(open_)
-        ok = {one.key: self._chance(one) for one in open_}
+        chances = self._chances(open_)
+        minutes = self._minutes(open_, chances)
         best = self.best
-        minutes = self._minutes()
+        gains: list[float | None]
         if best is None or best.value is None:
-            index = max(range(len(open_)), key=lambda i: predicted[i][0] + math.log(ok[open_[i].key]))
-            mean, deviation = predicted[index]
-            return _proposal(open_[index], mean, deviation, None, None, "the model's best guess before any success")
-        gains = [
-            ok[one.key] * expected_gain(mean - math.log(best.value), deviation)
-            for one, (mean, deviation) in zip(open_, predicted, strict=True)
-        ]
-        index = max(range(len(open_)), key=lambda i: gains[i])
-        if gains[index] < NOISE / 2:
-            return Stop(f"the best expected gain, {gains[index]:.1%} by {open_[index].name}, is below the noise")
-        mean, deviation = predicted[index]
-        why = f"expected gain {gains[index]:.1%} over {best.candidate.name}"
-        return _proposal(open_[index], mean, deviation, gains[index], gains[index] / minutes, why)
+            gains = [None] * len(open_)
+            scores = [mean + math.log(max(chance, 1e-9)) for (mean, _), chance in zip(predicted, chances, strict=True)]
+        else:
+            level = math.log(best.value)
+            gains = [
+                chance * expected_gain(mean - level, deviation)
+                for (mean, deviation), chance in zip(predicted, chances, strict=True)
+            ]
+            if max(gain or 0.0 for gain in gains) < NOISE:
+                at = max(range(len(open_)), key=lambda i: gains[i] or 0.0)
+                said = f"{gains[at]:.1%} by {open_[at].name}"
+                return Stop(f"the best expected gain, {said}, is below the noise of {NOISE:.0%}")
+            scores = [
+                (gain or 0.0) / each if (gain or 0.0) >= NOISE else 0.0
+                for gain, each in zip(gains, minutes, strict=True)
+            ]
+        index = max(
+            range(len(open_)), key=lambda i: (round(scores[i], 6), -len(open_[i].costs), open_[i].headroom_gb or 0.0)
+        )
+        if self.minutes is not None and self.spent_minutes + minutes[index] > self.minutes:
+            return Stop(
+                f"the next launch, of about {minutes[index]:.1f} minutes, would pass the budget of {self.minutes:g} minutes"
+            )
+        gain = gains[index]
+        if best is None or gain is None:
+            why = "the model's best guess before any success"
+            return _proposal(open_[index], *predicted[index], None, None, minutes[index], why)
+        why = f"expected gain {gain:.1%} over {best.candidate.name}, about {minutes[index]:.1f} min"
+        return _proposal(open_[index], *predicted[index], gain, gain / minutes[index], minutes[index], why)
+
+    def ahead(self, count: int) -> list[Proposal]:
+        """The next proposals if each launch came out as it is predicted; fewer where the search would stop."""
+        other = replace(self, outcomes=list(self.outcomes))
+        found: list[Proposal] = []
+        while len(found) < count and not isinstance(said := other.propose(), Stop):
+            found.append(said)
+            seen = other._expected(said.candidate)
+            other.tell(Outcome(said.candidate, "ok", said.predicted, said.minutes, seen))
+        return found
+
+    def _expected(self, candidate: Candidate) -> tuple[Observation, ...]:
+        """What its benchmark would show by the model."""
+        model, found = self.model(), []
+        for load in self.objective.loads:
+            said = model.predict(
+                candidate.setting, load, input_tokens=self.input_tokens, output_tokens=self.output_tokens
+            )
+            found.append(
+                Observation(
+                    candidate.name, candidate.setting, load, self.input_tokens, self.output_tokens, said.tpot_ms.value,
+                    said.ttft_ms.value if said.ttft_ms else None, said.output_tok_s.value,
+                    said.accept_length if candidate.setting.draft_steps else None,
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def compared(self, one: Candidate, with_: Sequence[Candidate]) -> list[tuple[float, float]]:
+        """(mean, deviation) of the log ratio of each one's objective over `one`'s; what both do not know of cancels."""
+        model = self.model()
+        (base, _), *others = self.predictions([one, *with_])
+        load, context = max(self.objective.loads), self.input_tokens + self.output_tokens / 2
+        effects = _Effects(self._residuals(model))
+        found = []
+        for candidate, (mean, _) in zip(with_, others, strict=True):
+            own = model.doubt_between(candidate.setting, one.setting, load, context)
+            changed = sum(effects.scale**2 * _spread(name) ** 2 for name, _ in set(candidate.key) - set(one.key))
+            found.append((mean - base, math.hypot(own, math.sqrt(changed))))
+        return found
 
     def ranked(self, count: int) -> list[Proposal]:
-        """The open candidates that the model thinks best, with its error bars: settings not run yet."""
+        """The open candidates that the model thinks best, with its error bars: settings not run yet. One for each setting."""
         open_ = self.open()
-        said = sorted(zip(open_, self.predictions(open_), strict=True), key=lambda pair: (-pair[1][0], pair[0].key))
-        return [
-            _proposal(one, mean, math.hypot(deviation, NOISE), None, None, "predicted")
-            for one, (mean, deviation) in said[:count]
-        ]
+        said = sorted(
+            zip(open_, self.predictions(open_), strict=True),
+            key=lambda pair: (-pair[1][0], len(pair[0].costs), -(pair[0].headroom_gb or 0.0)),
+        )
+        found: dict[tuple[Setting, float], Proposal] = {}
+        for one, (mean, deviation) in said:
+            same = one.setting, round(mean, 3)
+            if same not in found and len(found) < count:
+                found[same] = _proposal(one, mean, math.hypot(deviation, NOISE), None, None, 0.0, "predicted")
+        return list(found.values())
 
     def open(self) -> list[Candidate]:
         """Neither measured, nor with less memory left than one that ran out of it."""
@@ -220,67 +317,76 @@ class Search:
     def predictions(self, candidates: Sequence[Candidate]) -> list[tuple[float, float]]:
         """(mean, standard deviation) of the log objective, by the step model and the levels' effects."""
         model = self.model()
-        base = [self._by_model(model, one) for one in candidates]
-        effects = _Effects(self._residuals(model))
+        by_setting = {setting: self._by_model(model, setting) for setting in {one.setting for one in candidates}}
+        effects = _Effects(self._residuals(model)).of(candidates)
         return [
-            (mean + shift, math.hypot(deviation, spread))
-            for (mean, deviation), (shift, spread) in zip(base, map(effects.of, candidates), strict=True)
+            (by_setting[one.setting][0] + shift, math.hypot(by_setting[one.setting][1], spread))
+            for one, (shift, spread) in zip(candidates, effects, strict=True)
         ]
 
     def model(self) -> StepModel:
         """Fitted to every observation; before the first, the prior at an arbitrary speed (only ratios count then)."""
         seen = [*self.learned, *(one for outcome in self.outcomes for one in outcome.observations)]
-        positions = max((one.by_position or () for one in self.outcomes), key=len) if self.outcomes else ()
+        positions = max((one.by_position or () for one in self.outcomes), key=len, default=())
+        measured = Acceptance(positions) if positions else None
         if not seen:
             guess = Observation("prior", Setting(), 1, self.input_tokens, self.output_tokens, FIRST_STEP_MS, 100.0)
-            made = fit([guess], shape=self.shape)
+            return fit([guess], shape=self.shape, acceptance=measured or PRIOR_ACCEPTANCE)
+        made = fit(seen, shape=self.shape, acceptance=measured)
+        if made.acceptance is None:
             made.acceptance = PRIOR_ACCEPTANCE
-        else:
-            made = fit(seen, shape=self.shape)
-            if made.acceptance is None:
-                made.acceptance = PRIOR_ACCEPTANCE
-        if positions:
-            made.acceptance = Acceptance(positions)
         return made
 
-    def _by_model(self, model: StepModel, candidate: Candidate) -> tuple[float, float]:
+    def _by_model(self, model: StepModel, setting: Setting) -> tuple[float, float]:
         figures: dict[int, tuple[float, float, float | None]] = {}
-        deviations: dict[int, float] = {}
+        deviation = 0.0
         for load in self.objective.loads:
-            said = model.predict(
-                candidate.setting, load, input_tokens=self.input_tokens, output_tokens=self.output_tokens
-            )
-            ttft = said.ttft_ms
-            queued = load > said.running and ttft is not None
-            wait = said.output_tok_s and load / said.output_tok_s * self.output_tokens * 1e3
-            figures[load] = (said.output_tok_s, said.tpot_ms, wait if queued else ttft)
+            said = model.predict(setting, load, input_tokens=self.input_tokens, output_tokens=self.output_tokens)
+            figures[load] = (said.output_tok_s.value, said.tpot_ms.value, said.ttft_ms.value if said.ttft_ms else None)
             # Not the misfit, which all candidates of a setting share: the levels' effects learn that.
-            deviations[load] = model.doubt(candidate.setting, said.running, self.input_tokens + self.output_tokens / 2)
-        value = self.objective.value(figures)
-        if value is None or value <= 0:
-            return -math.inf, 0.0
-        return math.log(value), max(deviations.values())
+            own = model.doubt(setting, said.running, self.input_tokens + self.output_tokens / 2)
+            deviation = max(deviation, own)
+        # A setting that may be within the limits is worth a look; what is measured is held to them as they stand.
+        value = self.objective.relaxed(math.exp(math.hypot(deviation, NOISE))).value(figures)
+        return (-math.inf, 0.0) if value is None or value <= 0 else (math.log(value), deviation)
 
     def _residuals(self, model: StepModel) -> list[tuple[Candidate, float]]:
         """What measured values leave unexplained by the step model, in logs."""
         found = []
         for one in self.outcomes:
             if one.status == "ok" and one.value:
-                mean, _ = self._by_model(model, one.candidate)
+                mean, _ = self._by_model(model, one.candidate.setting)
                 if math.isfinite(mean):
                     found.append((one.candidate, math.log(one.value) - mean))
         return found
 
-    def _minutes(self) -> float:
-        timed = [one.minutes for one in self.outcomes if one.minutes]
-        return sum(timed) / len(timed) if timed else MINUTES
+    def _minutes(self, candidates: Sequence[Candidate], chances: Sequence[float]) -> list[float]:
+        """Expected minutes of each: a launch, and its benchmark if it comes up."""
+        timed = [one.launch_minutes for one in self.outcomes if one.launch_minutes]
+        timed += [one.minutes for one in self.outcomes if one.minutes and one.status != "ok"]
+        launch = sum(timed) / len(timed) if timed else LAUNCH_MINUTES
+        model = self.model()
+        benchmarks: dict[Setting, float] = {}
+        for setting in {one.setting for one in candidates}:
+            said = (
+                model.predict(setting, load, input_tokens=self.input_tokens, output_tokens=self.output_tokens)
+                for load in self.objective.loads
+            )
+            benchmarks[setting] = sum(
+                max(self.requests, one.concurrency) * self.output_tokens / one.output_tok_s.value / 60 for one in said
+            )
+        return [launch + chance * benchmarks[one.setting] for one, chance in zip(candidates, chances, strict=True)]
 
-    def _chance(self, candidate: Candidate) -> float:
-        """That it comes up, by what it shares with launches that hung or crashed."""
-        chance = 1.0
-        for suspects in self._suspects():
-            chance *= 1 - min(0.98, sum(weight for one, weight in suspects.items() if one <= set(candidate.key)))
-        return chance
+    def _chances(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Of each that it comes up, by what it shares with launches that hung or crashed."""
+        suspects = self._suspects()
+        found = []
+        for candidate in candidates:
+            levels, chance = set(candidate.key), 1.0
+            for blamed in suspects:
+                chance *= 1 - min(0.98, sum(weight for one, weight in blamed.items() if one <= levels))
+            found.append(chance)
+        return found
 
     def _suspects(self) -> list[dict[frozenset[tuple[str, str]], float]]:
         """For each hang or crash, the levels and pairs of levels that may be to blame, with their shares.
@@ -315,7 +421,10 @@ def expected_gain(difference: float, deviation: float) -> float:
 
 
 class _Effects:
-    """Log effects of levels, by ridge regression on what the step model left over: each is small until seen to be large."""
+    """Log effects of levels, by ridge regression on what the step model left over: each is small until seen to be large.
+
+    How large effects are here is itself learned: the usual spreads are scaled to what makes the residuals most likely.
+    """
 
     def __init__(self, residuals: Sequence[tuple[Candidate, float]]) -> None:
         self.columns: dict[tuple[str, str], int] = {}
@@ -328,22 +437,34 @@ class _Effects:
             rows[number, 0] = 1.0
             for level in candidate.key:
                 rows[number, 1 + self.columns[level]] = 1.0
-        spreads = [USUAL_EFFECT, *(_spread(name) for name, _ in self.columns)]
-        precision = rows.T @ rows / NOISE**2 + np.diag([1 / spread**2 for spread in spreads])
+        values = np.array([value for _, value in residuals])
+        spreads = np.array([USUAL_EFFECT, *(_spread(name) for name, _ in self.columns)])
+        self.scale = max(SCALES, key=lambda scale: _likelihood(rows * spreads, values, scale)) if residuals else 1.0
+        precision = rows.T @ rows / NOISE**2 + np.diag(1 / (self.scale * spreads) ** 2)
         self.covariance = np.linalg.inv(precision)
-        self.mean = self.covariance @ rows.T @ np.array([value for _, value in residuals]) / NOISE**2
+        self.mean = self.covariance @ rows.T @ values / NOISE**2
 
-    def of(self, candidate: Candidate) -> tuple[float, float]:
-        row = np.zeros(len(self.mean))
-        row[0] = 1.0
-        unseen = 0.0
-        for level in candidate.key:
-            if level in self.columns:
-                row[1 + self.columns[level]] = 1.0
-            else:
-                unseen += _spread(level[0]) ** 2
-        variance = float(row @ self.covariance @ row) + unseen
-        return float(row @ self.mean), math.sqrt(variance)
+    def of(self, candidates: Sequence[Candidate]) -> list[tuple[float, float]]:
+        """(mean, deviation) of each one's levels together."""
+        rows = np.zeros((len(candidates), len(self.mean)))
+        rows[:, 0] = 1.0
+        unseen = np.zeros(len(candidates))
+        for number, candidate in enumerate(candidates):
+            for level in candidate.key:
+                if level in self.columns:
+                    rows[number, 1 + self.columns[level]] = 1.0
+                else:
+                    unseen[number] += (self.scale * _spread(level[0])) ** 2
+        variances = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + unseen
+        return list(zip((rows @ self.mean).tolist(), np.sqrt(variances).tolist(), strict=True))
+
+
+def _likelihood(rows: NDArray[np.float64], values: NDArray[np.float64], scale: float) -> float:
+    """Log likelihood of the residuals where all effects are `scale` times as large as usual, which itself is unlikely."""
+    covariance = scale**2 * rows @ rows.T + NOISE**2 * np.eye(len(values))
+    _, logarithm = np.linalg.slogdet(covariance)
+    fit_ = float(values @ np.linalg.solve(covariance, values))
+    return -0.5 * (float(logarithm) + fit_ + (math.log(scale) / SCALE_SPREAD) ** 2)
 
 
 def _spread(factor: str) -> float:
@@ -351,8 +472,13 @@ def _spread(factor: str) -> float:
 
 
 def _proposal(
-    candidate: Candidate, mean: float, deviation: float, gain: float | None, rate: float | None, why: str
+    candidate: Candidate,
+    mean: float,
+    deviation: float,
+    gain: float | None,
+    rate: float | None,
+    minutes: float,
+    why: str,
 ) -> Proposal:
-    factor = math.exp(1.96 * min(deviation, 50.0))
-    value = math.exp(mean) if math.isfinite(mean) else 0.0
-    return Proposal(candidate, value, value / factor, value * factor, gain, rate, why)
+    said = Estimate.around(math.exp(mean) if math.isfinite(mean) else 0.0, deviation)
+    return Proposal(candidate, said.value, said.low, said.high, gain, rate, minutes, why)

@@ -179,7 +179,9 @@ TUNE = Verb(
         Option("budget_launches", "At most so many launches (12); the confirmation is apart.", type=int),
         Option("budget_minutes", "No launch that would end after so many minutes of search.", type=float),
         Option("confirm", "Rounds of ABBA, profile against winner (1); 0: none.", type=int),
-        Option("leave", "What the host serves at the end: chosen (default) or original.", choices=("chosen", "original")),
+        Option(
+            "leave", "What the host serves at the end: chosen (default) or original.", choices=("chosen", "original")
+        ),
         Option("name", "Name of the new profile. Default: PROFILE-tuned."),
         Option("gpu_memory_gb", "Memory of the GPU in GiB, where the host does not tell.", type=float),
         Option("resume", "Goes on with a search that was broken off: its run id, or `last`.", metavar="RUN"),
