@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_JOBS ?= 2
 
-# What the tests on real hosts need: sshd and tmux on loopback, and machines made by systemd-nspawn.
+# What the tests on real hosts need: sshd and tmux on loopback, machines made by systemd-nspawn; and a browser for the report page.
 HOST_PACKAGES := openssh-server openssh-client systemd systemd-container libpam-systemd dbus dbus-user-session tmux \
-	iproute2 nftables sudo procps util-linux python3-minimal
+	iproute2 nftables sudo procps util-linux python3-minimal chromium
 
 .PHONY: install demo test test-quick check docs golden host-packages clean
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import re
 import shutil
-import subprocess
+from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from runs import bench_run
 
@@ -15,8 +20,10 @@ from mtpdeploy.actions.compare import compare
 from mtpdeploy.actions.runs import report
 from mtpdeploy.errors import UsageError
 from mtpdeploy.progress import Silent
+from mtpdeploy.report.export import cell
 from mtpdeploy.report.figures import number, times
 from mtpdeploy.report.html import page
+from mtpdeploy.report.sections import sections
 from mtpdeploy.report.story import gathered
 from mtpdeploy.store import Run, Store
 
@@ -169,29 +176,174 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> 
         report(home=tmp_path, talk=TALK, output="/proc/nothing/report.html")
 
 
+# -- in a browser
+
+
+class Tab:
+    """A page in a real Chromium, driven over its DevTools protocol. `complaints` is what it put on its console."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._number = 0
+        self.complaints: list[object] = []
+
+    async def call(self, method: str, **params: object) -> dict[str, Any]:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": params})
+        while True:
+            said = await self._socket.receive_json(timeout=60)
+            if said.get("id") == self._number:
+                assert "error" not in said, said
+                result: dict[str, Any] = said["result"]
+                return result
+            if said["method"] in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
+                self.complaints.append(said["params"])
+
+    async def ask(self, script: str) -> Any:
+        return (await self.call("Runtime.evaluate", expression=script, returnByValue=True))["result"].get("value")
+
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def browser(folder: Path) -> AsyncIterator[Tab]:
+    assert BROWSER
+    process = await asyncio.create_subprocess_exec(
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={folder}",
+        "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr
+    try:
+        async for line in process.stderr:
+            if found := re.search(rb"DevTools listening on ws://([^/]+)/", line):
+                break
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{found[1].decode()}/json/list") as answer:  # type: ignore[index]
+                (page_,) = [one for one in await answer.json() if one["type"] == "page"]
+            async with session.ws_connect(page_["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Tab(socket)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def loaded(tab: Tab, file: Path) -> None:
+    for domain in ("Log", "Runtime", "Page"):
+        await tab.call(f"{domain}.enable")
+    await tab.call("Page.navigate", url=file.as_uri())
+    while await tab.ask(f"document.readyState === 'complete' && location.href === {file.as_uri()!r}") is not True:
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_a_browser_shows_the_page_without_complaint_and_without_sideways_scrolling(tmp_path: Path) -> None:
-    """A probe that is added for this test writes what the layout became into the title."""
-    html = page(gathered(Store(tmp_path), two_runs(tmp_path)))
-    probe = (
-        "<script>addEventListener('load', () => { const wide = document.documentElement.scrollWidth - innerWidth;"
-        "document.title = `wide=${wide} plots=${document.querySelectorAll('figure svg').length}`; });</script>"
+def test_a_browser_shows_the_jsons_numbers_on_every_screen_and_by_keyboard_without_complaint(tmp_path: Path) -> None:
+    runs = two_runs(tmp_path)
+    made = {
+        kind: report(home=tmp_path, talk=TALK, run=[run.id for run in runs], format=kind).path
+        for kind in ("html", "json")
+    }
+    assert made["html"]
+    assert made["json"]
+    told = json.loads(made["json"].read_text())
+
+    async def look(file: Path) -> None:
+        async with browser(tmp_path / "profile") as tab:
+            await loaded(tab, file)
+            words = await tab.ask("document.body.textContent")
+            for one in told["comparisons"][0]["speedup"]:
+                assert times(one["ratio"], one["low"], one["high"]) in words
+                assert number(one["output_tok_s"]["b"]) in words
+            for spot in told["frontier"]["spots"]:
+                assert number(spot["user_tok_s"]["value"]) in words
+            cells = await tab.ask(
+                "[...document.querySelectorAll('table')].map(t => [...t.rows].map(r => [...r.cells].map(c => c.textContent.trim())))"
+            )
+            shown = [row[1:] for row in cells]
+            assert shown == [[[cell.strip() for cell in row] for row in table["rows"]]
+                             for section in told["sections"] for table in section["tables"]]  # fmt: skip
+
+            folded = await tab.ask("document.querySelectorAll('details[open]').length")
+            assert folded == 0
+            for _ in range(200):  # by Tab alone to the first folded section, and Enter opens it
+                await tab.press("Tab", 9)
+                if await tab.ask("document.activeElement.tagName") == "SUMMARY":
+                    break
+            await tab.press("Enter", 13, "\r")
+            assert await tab.ask("document.querySelectorAll('details[open]').length") == 1
+            assert await tab.ask("document.querySelectorAll('.scroll:not([tabindex=\"0\"])').length") == 0
+
+            for width in (320, 390, 1200):
+                await tab.call(
+                    "Emulation.setDeviceMetricsOverride",
+                    width=width,
+                    height=800,
+                    deviceScaleFactor=1,
+                    mobile=width < 1000,
+                )
+                assert await tab.ask("document.documentElement.scrollWidth - innerWidth") <= 0, width
+            assert await tab.ask("document.querySelectorAll('figure svg').length") >= 6
+            page_colours = []
+            for scheme in ("light", "dark"):
+                await tab.call(
+                    "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+                )
+                page_colours.append(await tab.ask("getComputedStyle(document.body).backgroundColor"))
+            assert page_colours == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
+            assert len((await tab.call("Page.printToPDF"))["data"]) > 10_000
+            assert tab.complaints == []
+
+    asyncio.run(look(made["html"]))
+
+
+def test_markdown_and_json_hold_every_row_of_the_page(tmp_path: Path) -> None:
+    runs = [run.id for run in two_runs(tmp_path, sglang_version="0.5.10")]
+    made = {kind: report(home=tmp_path, talk=TALK, run=runs, format=kind).path for kind in ("md", "json")}
+    text, told = (path.read_text() for path in made.values() if path)
+    document = json.loads(told)
+    assert text.index("SGLang version") < text.index("**faster**")
+    for section in document["sections"]:
+        assert f"## {section['heading']}" in text
+        for table in section["tables"]:
+            for row in table["rows"]:
+                assert f"| {' | '.join(cell(one) for one in row)} |" in text
+    with pytest.raises(UsageError, match="--format"):
+        report(home=tmp_path, talk=TALK, run=runs, format="pdf")
+
+
+def test_raw_data_are_linked_from_where_the_page_lies(tmp_path: Path) -> None:
+    runs = two_runs(tmp_path)
+    made = report(
+        home=tmp_path, talk=TALK, run=[run.id for run in runs], output=str(tmp_path / "else" / "where.html")
+    ).path
+    assert made
+    links = [attributes["href"] for tag, attributes in seen(made.read_text()).tags if tag == "a"]
+    files = {(made.parent / link).resolve() for link in links if link and not link.startswith("#")}
+    assert {path for run in runs for path in run.files()} == files
+
+
+def test_what_went_on_over_time_is_drawn_from_records_and_log(tmp_path: Path) -> None:
+    runs = two_runs(tmp_path)
+    lines = [
+        {"at": f"2026-11-30 10:00:{second:02d}", "rank": None, "gen_throughput": 100 + second, "accept_len": 3.1}
+        for second in range(9)
+    ]
+    runs[1].append_jsonl("decode.jsonl", lines)
+    phases = [("before_args", 0), ("weights", 4), ("pools", 30), ("graphs", 31), ("ready", 45), ("serving", 50)]
+    runs[1].append_jsonl(
+        "startup.jsonl", [{"phase": phase, "at": f"2026-11-30 09:00:{at:02d}"} for phase, at in phases]
     )
-    file = tmp_path / "report.html"
-    file.write_text(
-        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html).replace("</body>", probe + "</body>")
-    )
-    assert BROWSER
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", "--dump-dom",
-            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--enable-logging=stderr", file.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    told = re.search(r"<title>wide=(-?\d+) plots=(\d+)</title>", done.stdout)
-    assert told, done.stdout[:300]
-    assert int(told[1]) <= 0
-    assert int(told[2]) >= 6
+    story = gathered(Store(tmp_path), runs)
+    side = story.sides[1]
+    assert side.phases == (("before_args", 4.0), ("weights", 26.0), ("pools", 1.0), ("graphs", 14.0))
+    assert side.decoded("gen_throughput")[-1] == (8.0, 108.0)
+    total = sum(rate for _, rate in side.arrived) * (side.arrived[1][0] - side.arrived[0][0])
+    assert total == pytest.approx(8 * 128, rel=1e-6)  # every token once
+    assert {plot.caption for section in sections(story) if section.id == "decode" for plot in section.plots} == {
+        "Tokens that arrived at the client, last point", "Throughput by the server's log", "Accept length by the server's log",
+    }  # fmt: skip

@@ -88,9 +88,9 @@ def sections(story: Story) -> tuple[Section, ...]:
     made = (
         _campaign(story),
         _comparison(story),
+        _trade(story),
         _speed(story),
         _latency(story),
-        _trade(story),
         _acceptance(story),
         _memory(story),
         _launch(story),
