@@ -2,7 +2,8 @@
 with a scheduler's title, says the ready line, drains on SIGTERM and then kills itself, as SGLang does.
 
 Environment: AGENT_SERVER_LOAD_S, AGENT_SERVER_DRAIN_S, AGENT_SERVER_EXIT (exit status after the load), AGENT_SERVER_IGNORE_TERM,
-AGENT_SERVER_ORPHAN (leave a child that survives its parent), AGENT_SERVER_EXIT_AFTER_S (crash that long after ready).
+AGENT_SERVER_ORPHAN (leave a child that survives its parent), AGENT_SERVER_EXIT_AFTER_S (crash that long after ready),
+AGENT_SERVER_UNREADY (a path: while it is there, /ready answers 503).
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def main() -> None:
 
         def do_GET(self) -> None:
             if self.path == "/ready":
-                self.answer({}, 503 if draining.is_set() else 200)
+                unready = os.path.exists(env.get("AGENT_SERVER_UNREADY") or "/nowhere")
+                self.answer({}, 503 if draining.is_set() or unready else 200)
             elif self.path == "/v1/loads":
                 self.answer({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
             else:
