@@ -160,7 +160,10 @@ def _prompts(a: Sequence[Measured], b: Sequence[Measured]) -> _Sent:
         return _Sent(True)
     shared = {load for one in a for load in one.loads()} & {load for one in b for load in one.loads()}
     apart = _told_apart(a, b)
-    told = {load: load not in apart and _alike(a, b, load) for load in sorted(shared, key=lambda load: load.order)}
+    told: dict[Load, bool | None] = {}
+    for load in sorted(shared, key=lambda load: load.order):
+        by_names = _alike(a, b, load)
+        told[load] = load not in apart and (_by_digest(a, b, load) if by_names is None else by_names)
     if not told or None in told.values():  # the records do not say it of every load: the digests decide
         if not left or not right or left == right:
             return _Sent(False)
@@ -202,6 +205,15 @@ def _alike(a: Sequence[Measured], b: Sequence[Measured], load: Load) -> bool | N
     if any(not names for arm in sent for _, names in arm) or not kinds <= SHIPPED_PROMPTS:
         return None
     return len(sent[0] | sent[1]) == 1
+
+
+def _by_digest(a: Sequence[Measured], b: Sequence[Measured], load: Load) -> bool | None:
+    """What the digests say of a load with which every run of it began; None where a run has it later, or no digest."""
+    runs = [one for one in (*a, *b) if load in one.loads()]
+    digests = {one.provenance.prompts_sha256 for one in runs}
+    if None in digests or any(_first(one)[0] != load for one in runs):
+        return None
+    return len(digests) == 1
 
 
 def _names(point: Pass) -> tuple[str, ...]:

@@ -82,7 +82,9 @@ def gathered(store: Store, runs: Sequence[Run]) -> Story:
             "nothing to report: " + ("; ".join(damaged) or "no run was given"),
             next_commands=["mtpdeploy runs --kind bench"],
         )
-    labels = by_label(told_apart(found))
+    apart = told_apart(found)
+    grouped = by_label(apart)
+    labels = {label: grouped[label] for label in dict.fromkeys(one.label for one in apart)}  # the first named is the baseline
     sides = tuple(_side(store, label, tuple(arm), kept) for label, arm in labels.items())
     first, *others = labels.values()
     comparisons = tuple(compare(first, other) for other in others)
