@@ -130,6 +130,8 @@ def _typed(option: Option, value: object) -> object:
     except ValueError:
         kind = {int: "a whole number", float: "a number"}.get(option.type, option.type.__name__)
         raise UsageError(f"{option.flag}: should be {kind}, not {value!r}") from None
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise UsageError(f"{option.flag}: should be a number, not {value!r}")
     if option.choices and typed not in option.choices:
         raise UsageError(f"{option.flag}: should be one of {', '.join(option.choices)}, not {value!r}")
     return typed

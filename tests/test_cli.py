@@ -59,6 +59,7 @@ VERB = Verb(
     "played:text",
     options=(
         Option("count", "How many.", type=int, default=3),
+        Option("share", "How much.", type=float),
         Option("kind", "Which.", choices=("a", "b")),
         Option("set_", "Settings.", multiple=True),
         Option("dry_run", "Only look.", type=bool, default=False),
@@ -87,6 +88,8 @@ def test_strings_from_fabric_s_door_arrive_typed_and_absent_ones_as_defaults() -
     ("options", "told"),
     [
         ({"count": "many"}, "--count: should be a whole number, not 'many'"),
+        ({"share": "nan"}, "--share: should be a number, not 'nan'"),
+        ({"share": float("inf")}, "--share: should be a number, not inf"),
         ({"kind": "c"}, "--kind: should be one of a, b, not 'c'"),
         ({"name": ""}, "NAME is missing"),
     ],

@@ -346,6 +346,16 @@ def test_options_that_cannot_be_meant_are_usage_errors(home, options, words):
         planned(home, **options)
 
 
+def test_a_plan_that_the_budget_cannot_hold_says_how_much_is_needed_and_ends_with_4(home):
+    answer = planned(home, profile="mtp", gpu_memory_gb=40, sglang_version="0.5.18")
+    assert answer.exit_code == 4
+    assert "the weights take 56.6 GB of 37.2 that are free" in answer.plan.findings[-1].message
+    assert answer.as_json()["memory"]["slots"] >= 0
+    assert planned(home, profile="mtp", gpu_memory_gb=95, sglang_version="0.5.18").exit_code == 0
+    many = {"profile": "mtp", "gpu_memory_gb": 95, "sglang_version": "0.5.18", "want_concurrency": 500}
+    assert planned(home, **many).exit_code == 4
+
+
 def test_want_concurrency_answers_with_one_set_of_flags(home):
     answer = planned(
         home, profile="mtp", gpu_memory_gb=96, sglang_version="0.5.17", want_concurrency=16, tokens_per_request=4096

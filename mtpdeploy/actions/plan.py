@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpdeploy import inventory as inventories
-from mtpdeploy.errors import MtpError, UsageError
+from mtpdeploy.errors import MtpError, PlanRefused, UsageError
 from mtpdeploy.inventory.values import Deployment, Host
 from mtpdeploy.plan import Known, Plan, calibrate, known_of, make_plan
 from mtpdeploy.plan.calibration import as_stored, signature
@@ -30,6 +30,13 @@ class Planned:
     plan: Plan
     fit: memory.Fit | None = None
 
+    @property
+    def exit_code(self) -> int:
+        """4 where the budget says that this would not start, or that what is wanted does not fit; deploy leaves that to the host's own figures."""
+        if self.fit is not None:
+            return 0 if self.fit.set is not None else PlanRefused.exit_code
+        return PlanRefused.exit_code if self.plan.budget and self.plan.budget.pools.failure else 0
+
     def as_json(self) -> dict[str, object]:
         shown = self.plan.as_json()
         return {**shown, "fit": self.fit.as_json()} if self.fit else shown
@@ -43,7 +50,7 @@ class Plans:
 
     @property
     def exit_code(self) -> int:
-        return max((e.exit_code for e in self.hosts.values() if isinstance(e, MtpError)), default=0)
+        return max((each.exit_code for each in self.hosts.values()), default=0)
 
     def as_json(self) -> dict[str, object]:
         return {"hosts": {name: each.as_json() for name, each in self.hosts.items()}}

@@ -229,9 +229,9 @@ def _refuse(deployment: Deployment, findings: Sequence[Finding], problems: Seque
     )
     named = f" --profile {deployment.profile}" if deployment.profile else ""
     named += "" if deployment.host is NO_HOST else f" --host {deployment.host.name}"
-    head = f"SGLang {version} would not serve with this: "
+    head = f"SGLang {version} would not serve with this:"
     raise PlanRefused(
-        head + (lines[0] if len(lines) == 1 else "\n  - " + "\n  - ".join(lines)) + "\nNothing was touched.",
+        head + (f" {lines[0]}" if len(lines) == 1 else "\n  - " + "\n  - ".join(lines)) + "\nNothing was touched.",
         next_commands=[f"mtpdeploy plan{named} {sets}"] if sets and deployment.profile else [],
         runbook="bad-arguments",
         details={

@@ -19,6 +19,9 @@ from mtpdeploy.sglang.memory import Budget, Suggestion
 _WORDS = {"refuse": "would not start", "warn": "warning", "note": "note"}
 
 
+WAYS = 5  # of a wanted concurrency, cheapest first
+
+
 def text(answer: Planned | Plans, console: Console) -> None:
     if isinstance(answer, Planned):
         _one(answer, console)
@@ -68,8 +71,10 @@ def _one(answer: Planned, console: Console) -> None:
         _section(console, f"{fit.requests} requests of {fit.tokens_per_request:,} tokens at once")
         if fit.set is None or not fit.set:
             console.print(fit.effect, soft_wrap=True)
-        for way in fit.ways:
+        for way in fit.ways[:WAYS]:
             _suggestion(way, console)
+        if len(fit.ways) > WAYS:
+            console.print(f"{len(fit.ways) - WAYS} more ways in --json", style="dim")
     if plan.budget:
         _section(console, "Assumed")
         for line in plan.budget.assumptions:
@@ -134,7 +139,7 @@ def memory_table(budget: Budget, console: Console) -> None:
         row(
             "state slots",
             f"{p.conv_gb + p.ssm_gb:.2f}",
-            f"{p.slots} of {p.state_bytes_per_slot / 2**20:.1f} MiB, {s.ssm_dtype}",
+            f"{max(p.slots, 0)} of {p.state_bytes_per_slot / 2**20:.1f} MiB, {s.ssm_dtype}",
         )
         if s.algorithm:
             row(
@@ -170,6 +175,6 @@ def memory_table(budget: Budget, console: Console) -> None:
 def _suggestion(suggestion: Suggestion, console: Console) -> None:
     cost = ""
     if suggestion.cost_gb is not None:
-        cost = f" [{'costs' if suggestion.cost_gb >= 0 else 'gives back'} {abs(suggestion.cost_gb):.1f} GB]"
+        cost = f" [{'costs' if suggestion.cost_gb >= 0 else 'gives back'} {abs(suggestion.cost_gb):.1f} GB of states]"
     console.print(as_sets(suggestion.set), soft_wrap=True, highlight=False)
     console.print(f"   {suggestion.effect}{cost}", style="dim", soft_wrap=True, highlight=False)

@@ -432,7 +432,10 @@ def _failure(
     """The line that SGLang would stop with while it sizes its pools, if it would."""
     if pre - target < 0 or (early_draft and after_weights < 0):
         return Failure(
-            "oom_weights", "torch.OutOfMemoryError: CUDA out of memory", "more GPUs (tp_size) or smaller weights"
+            "oom_weights",
+            "torch.OutOfMemoryError: CUDA out of memory",
+            f"the weights take {pre - after_weights if early_draft else target:.1f} GB of {pre:.1f} that are free: "
+            "more GPUs (tp_size) or smaller weights",
         )
     least = math.ceil((1 - after_weights / pre) * 1000) / 1000
     short = (
@@ -507,7 +510,7 @@ class Budget:
             "weights_gb": _rounded(p.weights_gb),
             "draft_weights_gb": _rounded(p.draft_weights_gb) if p.settings.algorithm else None,
             "state_bytes_per_slot": p.state_bytes_per_slot if hybrid else None,
-            "slots": p.slots,
+            "slots": max(p.slots, 0) if p.slots is not None else None,
             "slots_per_request": p.slots_per_request,
             "max_running_requests": p.max_running,
             "bound_by": p.bound_by,
