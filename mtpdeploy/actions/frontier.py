@@ -46,10 +46,11 @@ def alike(
         what = {True: "simulated ", False: "real "}.get(simulated, "") if simulated is not None else ""
         where = f" on {host}" if host else ""
         raise NotFound(f"no finished {what}benchmark{where} in {store.folder}", next_commands=HOW)
-    newest = found[0].provenance
-    return tuple(
-        one
-        for one in found
-        if (one.provenance.host, one.provenance.endpoint, one.provenance.workload, one.provenance.simulated)
-        == (newest.host, newest.endpoint, newest.workload, newest.simulated)
-    )
+    return tuple(one for one in found if _work(one) == _work(found[0]))
+
+
+def _work(one: Measured) -> tuple[object, ...]:
+    """Where and what was measured; a load without a name is told by its lengths and prompts."""
+    said = one.provenance
+    unnamed = (said.input_tokens, said.output_tokens, said.prompts) if said.workload is None else None
+    return said.host, said.endpoint, said.workload, said.simulated, unnamed
