@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import shlex
 import signal
 import socket
@@ -51,11 +52,34 @@ class Call:
     process: subprocess.Popen[bytes]
     events: list[dict[str, Any]] = field(default_factory=list)
     reader: threading.Thread | None = None
+    _enough: threading.Event = field(default_factory=threading.Event)
 
-    def read(self) -> None:
+    def read_on(self) -> None:
+        """Reads events in a thread, until their end or `hang_up`. The descriptor is the thread's own: nobody closes it under it."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
+        descriptor = os.dup(self.process.stdout.fileno())
+        self.process.stdout.close()
+        self.reader = threading.Thread(target=self._read, args=(descriptor,), daemon=True)
+        self.reader.start()
+
+    def _read(self, descriptor: int) -> None:
+        rest = b""
+        try:
+            while not self._enough.is_set():
+                if not select.select([descriptor], [], [], 0.02)[0]:
+                    continue
+                if not (data := os.read(descriptor, 1 << 16)):
+                    return
+                *lines, rest = (rest + data).split(b"\n")  # a killed agent may leave half a line
+                self.events += [json.loads(line) for line in lines]
+        finally:
+            os.close(descriptor)
+
+    def hang_up(self) -> None:
+        """From now on nobody reads what the agent says."""
+        assert self.reader is not None
+        self._enough.set()
+        self.reader.join(5)
 
     def wait_for(self, test: Callable[[dict[str, Any]], bool], seconds: float = 20) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -112,8 +136,7 @@ class AgentHost:
             process.stdin.write(protocol.to_frame(full))
         process.stdin.close()
         call = Call(process)
-        call.reader = threading.Thread(target=call.read, daemon=True)
-        call.reader.start()
+        call.read_on()
         return call
 
     def call(self, verb: str, **request: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_an_agent_killed_at_a_step_of_deploy_leaves_the_old_or_the_new_and_the_n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("milliseconds", range(50, 1300, 175))
+@pytest.mark.parametrize("milliseconds", range(50, 1300, 300))
 def test_an_agent_killed_at_any_moment_leaves_the_old_or_the_new(host: AgentHost, milliseconds: int) -> None:
     host.up(fingerprint="one")
     call = host.begin("deploy", **host.release(fingerprint="two"))
@@ -119,9 +119,7 @@ def test_a_client_that_goes_away_does_not_stop_a_deploy_half_way(host: AgentHost
     host.up(fingerprint="one")
     call = host.begin("deploy", **host.release(fingerprint="two"))
     call.wait_for(lambda e: e["event"] == "step" and "SIGTERM" in e["do"])
-    assert call.process.stdout is not None
-    os.close(os.dup(call.process.stdout.fileno()))
-    call.process.stdout.close()  # nobody reads any more
+    call.hang_up()
     call.process.wait(30)
     assert host.call("status")["release"]["fingerprint"] == "two"
     assert_in_order(host)

@@ -118,7 +118,7 @@ class _Deploy:
         if first["outcome"] == "unchanged":
             self.talk.done(target.name, f"unchanged: launch {first['launch_id']} is {first['status']['word']}")
             return self._answer("unchanged", first, first["status"], None, None)
-        run = store.new_run("deploy", self._meta(first))
+        run = store.new_run("deploy", self._meta(first, plan))
         with run:
             return self._watched(run, plan, first, wait=wait, rollback=rollback)
 
@@ -290,14 +290,14 @@ class _Deploy:
         failure.message += f"\nRolled back: launch {result['launch_id']} serves again, proven by a generation."
         failure.details = {**(failure.details or {}), "rollback": {"launch_id": result["launch_id"], "ready": True}}
 
-    def _meta(self, first: Mapping[str, Any]) -> dict[str, object]:
+    def _meta(self, first: Mapping[str, Any], plan: Plan) -> dict[str, object]:
         target = self.target
         return {
             "host": target.name,
             "profile": target.profile,
             "service": target.deployment.service,
             "launch_id": first["launch_id"],
-            "simulated": target.host.simulate is not None,
+            "simulated": plan.known.simulated,
         }
 
     def _answer(

@@ -79,15 +79,17 @@ def _history(stream: Stream, request: Any) -> Any:
 
 
 def _prune(stream: Stream, request: Any) -> Any:
-    from mtpdeploy.agent import deploying
+    from mtpdeploy.agent import deploying, oldagents
     from mtpdeploy.agent.release import Service
 
     service, keep = Service.of(request), int(request.get("keep", 5))
     service.check()
     if request.get("dry_run"):
-        return {"removed": deploying.prune(service, keep, dry_run=True), "dry_run": True}
+        removed = deploying.prune(service, keep, dry_run=True)
+        return {"removed": removed, "agents": oldagents.prune(service.workdir, dry_run=True), "dry_run": True}
     with deploying.changing(service, stream, str(request.get("client")), "prune", None, f"keep {keep}"):
-        return {"removed": deploying.prune(service, keep), "dry_run": False}
+        removed = deploying.prune(service, keep)
+        return {"removed": removed, "agents": oldagents.prune(service.workdir), "dry_run": False}
 
 
 def _adopt(stream: Stream, request: Any) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mtpdeploy.inventory.documents import Document, KeyPath, Problem, did_you_mean
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"  # of hosts and groups
 SERVICE = r"^[a-z0-9][a-z0-9-]{0,40}$"
+NEIGHBOURS = ("agent", "bench")  # folders of the work folder beside those of the services
 PLAIN = r"^[^-\s\x00-\x1f][^\x00-\x1f]*$"  # no control characters, and never mistaken for an option
 WORD = r"^[^-\s\x00-\x1f@][^\s\x00-\x1f@]*$"
 REMOTE_PATH = r"^(~/|/)[^\x00-\x1f]*$"
@@ -81,6 +82,18 @@ class Settings(Strict):
     service: str | None = Field(
         None, pattern=SERVICE, description="lower case letters, digits and dashes; default sglang"
     )
+
+    @field_validator("service")
+    @classmethod
+    def _has_a_folder_of_its_own(cls, name: str | None) -> str | None:
+        if name in NEIGHBOURS:
+            raise PydanticCustomError(
+                "taken",
+                "should be another name: the work folder keeps something else of ours under "
+                + " and ".join(NEIGHBOURS),
+            )
+        return name
+
     supervisor: Literal["auto", "systemd", "systemd-user", "tmux", "detached"] | None = Field(
         None, description="default auto: the best that the host has"
     )

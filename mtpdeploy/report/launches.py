@@ -317,6 +317,8 @@ def _pruned(host: str, r: Mapping[str, Any], console: Console) -> None:
     _line(console, (host, "bold"), f": {verb} {len(r['removed'])} releases")
     for launch_id in r["removed"]:
         _line(console, f"  {launch_id}")
+    if agents := r.get("agents"):
+        _line(console, f"  and {len(agents)} agents of earlier versions")
 
 
 def _unlocked(host: str, r: Mapping[str, Any], console: Console) -> None:
