@@ -44,6 +44,19 @@ def test_no_secret_is_written_or_shown(tmp_path):
     assert said["env"]["HF_TOKEN"] == {"from_env": "HF_TOKEN"}
 
 
+def test_a_key_for_admins_alone_makes_no_key_for_everybody(tmp_path):
+    answer = imported(tmp_path, command="sglang serve org/model --admin-api-key sk-topsecret1", sglang_version="0.5.23")
+    assert "api_key" not in yaml.safe_load(answer.text)
+    assert "topsecret" not in str(answer.as_json())
+    assert any("admin_api_key" in note for note in answer.notes)
+
+
+def test_a_command_without_a_model_makes_no_profile(tmp_path):
+    with pytest.raises(UsageError, match="--model-path"):
+        imported(tmp_path, command="sglang serve --tp 2", sglang_version="0.5.23")
+    assert not (tmp_path / "inventories").exists()
+
+
 def test_a_profile_that_is_there_is_kept_unless_forced(tmp_path):
     imported(tmp_path)
     with pytest.raises(UsageError, match="--force"):

@@ -59,6 +59,8 @@ def import_command(
     if file.exists() and not force:
         raise UsageError(f"{file}: is there already; --force replaces it")
     parsed = commands.parse(command, version)
+    if "model_path" not in parsed.args:
+        raise UsageError("--command names no model: --model-path PATH is missing in it")
     notes = [*parsed.notes]
     if sglang_version is None:
         notes.append(f"read with the flags of SGLang {version}, the newest in the table; --sglang-version says another")
@@ -87,11 +89,11 @@ def _profile(parsed: commands.Parsed, notes: list[str]) -> dict[str, object]:
         del args["host"]
     if parsed.python and parsed.python not in ("python", "python3"):
         content["python"] = parsed.python
-    if parsed.secrets:
+    if "api_key" in parsed.secrets:
         content["api_key"] = {"from_env": KEY_VARIABLE}
         notes.append(f"the API key is not in the file: it is read from ${KEY_VARIABLE} when it is needed")
-        if others := sorted(set(parsed.secrets) - {"api_key"}):
-            notes.append(f"left out, as a profile has no place for it: {', '.join(others)}")
+    if others := sorted(set(parsed.secrets) - {"api_key"}):
+        notes.append(f"left out, as a profile has no place for it: {', '.join(others)}")
     content["args"] = {name: _plain(value) for name, value in args.items()}
     env: dict[str, object] = {}
     for name, value in parsed.env.items():

@@ -358,7 +358,7 @@ def _arguments(
         if flag.field in flags.secret_fields():
             secrets[flag.field] = Secret(str(value))
             notes.append(
-                f"{flag.option} is taken out of the command line: it goes to the host in a file that only its owner reads"
+                f"{flag.option} is taken out of the command line, where everybody at the host would read it"
             )
             continue
         if flag.field in args and args[flag.field] != value:
