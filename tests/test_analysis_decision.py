@@ -10,11 +10,11 @@ from runs import bench_run
 
 from mtpdeploy.actions.frontier import frontier
 from mtpdeploy.actions.recommend import recommend
-from mtpdeploy.analysis.recommend import acceptance_mismatch
 from mtpdeploy.errors import NotFound, UsageError
 from mtpdeploy.progress import Silent
 from mtpdeploy.sglang.memory import budget
 from mtpdeploy.sglang.model import shipped
+from mtpdeploy.sglang.verify import acceptance_mismatch
 from mtpdeploy.sglang.versions import Version
 from mtpdeploy.store import Run, Store
 

@@ -11,6 +11,7 @@ from mtpdeploy.analysis.frontier import Frontier, Spot, by_label, frontier
 from mtpdeploy.analysis.model import setting_of
 from mtpdeploy.analysis.samples import Measured, Pass
 from mtpdeploy.inventory.values import as_sets
+from mtpdeploy.sglang.verify import acceptance_mismatch
 
 Kind = Literal["interactive", "batch", "mixed"]
 
@@ -171,24 +172,6 @@ def recommend(
         judged=judged,
         frontier=traded,
         notes=tuple(dict.fromkeys(note for runs in arms.values() for note in _acceptance_notes(runs))),
-    )
-
-
-def acceptance_mismatch(length: float, rate: float, draft_tokens: int) -> str | None:
-    """Why an accept rate cannot belong to an accept length; None where one of SGLang's two definitions fits.
-
-    With D draft tokens: releases up to 0.5.10 divide length by D, later ones (length - 1) by (D - 1).
-    """
-    if draft_tokens < 2:
-        return None
-    old, new = length / draft_tokens, (length - 1) / (draft_tokens - 1)
-    # The last step of an answer is cut at its end, which moves a rate counted over requests by up to some 2 %.
-    if min(abs(rate - old), abs(rate - new)) <= 0.03:
-        return None
-    return (
-        f"accept rate {rate:.2f} and accept length {length:.2f} fit neither of SGLang's definitions "
-        f"(length / {draft_tokens} = {old:.2f}, (length - 1) / {draft_tokens - 1} = {new:.2f}; {rate:.2f} would need "
-        f"{rate * draft_tokens:.2f} or {rate * (draft_tokens - 1) + 1:.2f}): read at different times or from different sources"
     )
 
 

@@ -48,6 +48,8 @@ def _one(v: Verification, console: Console) -> None:
         console.print(
             f"                    rate {v.acceptance.rate:g} = {v.acceptance.rate_definition or 'by an unknown definition'}"
         )
+    if v.acceptance.mismatch is not None:
+        console.print(Text(f"                    {v.acceptance.mismatch}", style="bold red"), soft_wrap=True)
     console.print(Text.assemble(("  freshness         ", "dim"), v.freshness.verdict))
     for reason in v.freshness.reasons:
         console.print(f"                    {reason}", soft_wrap=True)
@@ -69,13 +71,16 @@ def _capacity(v: Verification, console: Console) -> None:
     told = f"{_number(c.effective)} running requests ({asked}"
     told += f"; bound by {c.bound_by.replace('_', ' ')})" if c.bound_by else ")"
     console.print(Text.assemble(("  capacity          ", "dim"), (told, "bold")), soft_wrap=True)
-    if c.slots is not None:
+    if c.says:
+        console.print(f"                    {c.says}", soft_wrap=True)
+    elif c.slots is not None:
         console.print(f"                    {c.slots} state slots, {_number(c.slots_per_request)} a request")
     if c.kv_tokens is not None:
         console.print(f"                    {c.kv_tokens:,} KV tokens")
     for s in c.suggestions[:_SHOWN]:
         console.print(f"                    to change it: {as_sets(s.set)}", soft_wrap=True)
-        console.print(f"                      {s.effect}", soft_wrap=True)
+        cost = "" if s.cost_gb is None else f"; {'costs' if s.cost_gb >= 0 else 'gives back'} {abs(s.cost_gb):.1f} GiB"
+        console.print(f"                      {s.effect}{cost}", soft_wrap=True)
     if len(c.suggestions) > _SHOWN:
         console.print(f"                    {len(c.suggestions) - _SHOWN} more ways in --json", soft_wrap=True)
 

@@ -27,6 +27,7 @@ SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"
 
 # Accept length at which drafting brings nothing: one token a step is what a server without MTP emits.
 _NOT_DRAFTING = 1.05
+CUMULATIVE = "/server_info, cumulative"
 _EAGLE_KIND = frozenset({"EAGLE", "EAGLE3", "STANDALONE", "NEXTN"})
 # "auto" and None ask for nothing in particular.
 _OPEN = (None, "auto")
@@ -63,11 +64,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
+    """Flags that only help together. cost_gb: more memory for states than now; None where the budget cannot be computed."""
+
     set: Mapping[str, object]
     effect: str
+    cost_gb: float | None = None
 
     def as_json(self) -> dict[str, object]:
-        return {"set": dict(self.set), "effect": self.effect}
+        cost = None if self.cost_gb is None else round(self.cost_gb, 2)
+        return {"set": dict(self.set), "effect": self.effect, "cost_gb": cost}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,19 @@ class Capacity:
     slots_per_request: int | None
     kv_tokens: int | None
     graph_sizes: tuple[int, ...] = ()
+    slots_asked: bool = False
+
+    @property
+    def says(self) -> str | None:
+        """The arithmetic behind the limit; None where it is not that of the state slots."""
+        if self.bound_by != "state_slots" or not self.slots or not self.slots_per_request:
+            return None
+        whose = (
+            "a flag, max_mamba_cache_size, sets that and not the memory"
+            if self.slots_asked
+            else "sized by the memory there was"
+        )
+        return f"{self.slots} state slots // {self.slots_per_request} a request = {self.effective}: {whose}"
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -92,6 +110,7 @@ class Capacity:
                 "effective": self.effective,
                 "bound_by": self.bound_by,
                 "flag": self.flag,
+                "says": self.says,
                 "suggestions": [s.as_json() for s in self.suggestions],
             },
             "slots": self.slots,
@@ -114,6 +133,7 @@ class Acceptance:
     gate: Gate
     says: str
     source: str | None = None
+    mismatch: str | None = None  # why the rate cannot belong to the length
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -123,6 +143,7 @@ class Acceptance:
             "gate": self.gate,
             "says": self.says,
             "source": self.source,
+            "mismatch": self.mismatch,
         }
 
 
@@ -203,6 +224,7 @@ def verify(
     printed = _canonical(args) if args else {}
     source = "/server_info" if resolved else "server_args in the log" if printed else None
     effective = {**printed, **resolved}
+    env = _by_the_log(env, effective or requested or {}, version, model, gpu_memory_gb, log, notes)
     capacity, table = _capacity(
         requested, effective, env, version, log, server_info, model, gpu_memory_gb, wanted_concurrency
     )
@@ -604,7 +626,10 @@ def _capacity(
     sizes = info.graph_sizes if info is not None else ()
     if not sizes and log is not None and log.graph and isinstance(captured := log.graph.get("bs"), list):
         sizes = tuple(captured)
-    return Capacity(asked, limit, bound, flag, suggestions, slots, per, tokens, sizes), table
+    named = (
+        _whole({**(requested or {}), **(log.server_args or {} if log else {})}.get("max_mamba_cache_size")) is not None
+    )
+    return Capacity(asked, limit, bound, flag, suggestions, slots, per, tokens, sizes, named), table
 
 
 def _bound(
@@ -666,7 +691,16 @@ def _suggestions(
             budget = None
         if budget is not None:
             table = _predicted(budget, log, limit, slots)
-            return tuple(Suggestion(dict(s.set), s.effect) for s in budget.suggestions), table
+            offered = (
+                []
+                if quantized
+                else _for_each_goal(args, env, version, model, gpu_memory_gb, available, limit, wanted, log)
+            )
+            offered += [Suggestion(dict(s.set), s.effect, s.cost_gb) for s in budget.suggestions]
+            unique: dict[str, Suggestion] = {}
+            for one in offered:
+                unique.setdefault(repr(sorted(one.set.items(), key=str)), one)
+            return tuple(unique.values()), table
     if bound != "state_slots" or per is None or slots is None or limit is None:
         return (), table
     goal = wanted if wanted and wanted > limit else max(1, 2 * limit)
@@ -674,7 +708,65 @@ def _suggestions(
     effect = f"{goal} requests at once (now {limit}): {per} slots each; raising one of the two alone does not help"
     if cost is not None:
         effect += f"; takes {cost:.1f} GB from the KV cache"
-    return (Suggestion({"max_running_requests": goal, "max_mamba_cache_size": per * goal}, effect),), table
+    return (Suggestion({"max_running_requests": goal, "max_mamba_cache_size": per * goal}, effect, cost),), table
+
+
+GOALS = (8, 16, 32, 64)  # running requests that one asks for
+
+
+def _for_each_goal(
+    args: Mapping[str, object],
+    env: Mapping[str, str | Secret],
+    version: Version,
+    model: ModelConfig,
+    gpu_memory_gb: float | None,
+    available: object,
+    limit: int | None,
+    wanted: int | None,
+    log: Summary | None,
+) -> list[Suggestion]:
+    """The least intrusive set of flags for the next few concurrencies, and for the one that was asked for, with what it costs."""
+    if limit is None or not model.hybrid:
+        return []
+    own = {n: _arg(v) for n, v in args.items() if n != "max_running_requests" or not _computed(n, args, version, log)}
+    goals = [goal for goal in GOALS if goal > limit][:3]
+    if wanted is not None and wanted > limit and wanted not in goals:
+        goals.insert(0, wanted)
+    found = []
+    for goal in goals:
+        made = memory.fit(
+            own, env, version, model, requests=goal, tokens_per_request=None, gpu_memory_gb=gpu_memory_gb,
+            available_gb=float(available) if isinstance(available, (int, float)) else None,
+        )  # fmt: skip
+        if made.set:
+            found.append(Suggestion(dict(made.set), made.effect, made.cost_gb))
+    return found
+
+
+def _by_the_log(
+    env: Mapping[str, str | Secret],
+    args: Mapping[str, object],
+    version: Version | None,
+    model: ModelConfig | None,
+    gpu_memory_gb: float | None,
+    log: Summary | None,
+    notes: list[str],
+) -> Mapping[str, str | Secret]:
+    """Up to 0.5.10 a variable that no log prints decides whether a request takes 4 or 5 slots; the log's own limit tells which."""
+    name = "SGLANG_ENABLE_SPEC_V2"
+    slots = _whole((log.mamba_cache or {}).get("slots")) if log is not None else None
+    limit = log.max_running_requests if log is not None else None
+    if name in env or version is None or not version.before("0.5.11") or not slots or not limit:
+        return env
+    own = {n: _arg(v) for n, v in args.items()}
+    with_it = {**env, name: "1"}
+    each = [overrides.settle(own, one, version, model, gpu_memory_gb)[0].slots_per_request for one in (env, with_it)]
+    if each[0] == each[1] or not all(each) or slots // each[0] == limit or slots // each[1] != limit:
+        return env
+    notes.append(
+        f"{slots} slots for {limit} requests are {each[1]} a request: the process ran with {name}=1, which no log prints"
+    )
+    return with_it
 
 
 def _computed(name: str, args: Mapping[str, object], version: Version, log: Summary | None) -> bool:
@@ -746,9 +838,7 @@ def _acceptance(
     last = log.decode.get("last") if log is not None else None
     printed = last if isinstance(last, Mapping) else {}
     length, source = (
-        (info.accept_length, "/server_info, cumulative")
-        if info is not None and info.accept_length is not None
-        else (None, None)
+        (info.accept_length, CUMULATIVE) if info is not None and info.accept_length is not None else (None, None)
     )
     if length is None:
         length = _gib(printed.get("accept_len"))
@@ -772,7 +862,36 @@ def _acceptance(
     if length <= _NOT_DRAFTING:
         says = f"MTP is not drafting: {length:.2f} tokens a step is what a server without it emits, at a higher cost a step"
         return Acceptance(length, rate, definition, "not_drafting", says, source)
-    return Acceptance(length, rate, definition, "drafting", f"{length:.2f} tokens a verify step", source)
+    drafts = draft_tokens({**requested, **effective})
+    # The cumulative length of /server_info is of another span than the log's last record.
+    mismatch = (
+        acceptance_mismatch(length, rate, drafts) if rate is not None and drafts and source != CUMULATIVE else None
+    )
+    return Acceptance(length, rate, definition, "drafting", f"{length:.2f} tokens a verify step", source, mismatch)
+
+
+def draft_tokens(args: Mapping[str, object]) -> int | None:
+    """D: tokens that a verify step looks at, by the arguments; None without speculation."""
+    given, steps = _whole(args.get("speculative_num_draft_tokens")), _whole(args.get("speculative_num_steps"))
+    return given if given is not None else None if steps is None else steps + 1
+
+
+def acceptance_mismatch(length: float, rate: float, draft_tokens: int) -> str | None:
+    """Why an accept rate cannot belong to an accept length; None where one of SGLang's two definitions fits.
+
+    With D draft tokens: releases up to 0.5.10 divide length by D, later ones (length - 1) by (D - 1).
+    """
+    if draft_tokens < 2:
+        return None
+    old, new = length / draft_tokens, (length - 1) / (draft_tokens - 1)
+    # The last step of an answer is cut at its end, which moves a rate counted over requests by up to some 2 %.
+    if min(abs(rate - old), abs(rate - new)) <= 0.03:
+        return None
+    return (
+        f"accept rate {rate:.2f} and accept length {length:.2f} fit neither of SGLang's definitions "
+        f"(length / {draft_tokens} = {old:.2f}, (length - 1) / {draft_tokens - 1} = {new:.2f}; {rate:.2f} would need "
+        f"{rate * draft_tokens:.2f} or {rate * (draft_tokens - 1) + 1:.2f}): read at different times or from different sources"
+    )
 
 
 # -- verdict -----------------------------------------------------------------------------------------------------------------
