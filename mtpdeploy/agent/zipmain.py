@@ -2,7 +2,8 @@
 start unpacks it beside itself, where compiled files are kept, and later ones begin there.
 
 The folder has the zip's own name, which is its content's hash, and appears as a whole by a rename. Where it cannot be made
-(a full or read-only disk), the zip itself is run.
+(a full or read-only disk), the zip itself is run. On a disk that is nearly full nothing is compiled there: Python does not notice
+that a compiled file was cut short, and would fail at it ever after.
 """
 
 import os
@@ -28,6 +29,8 @@ def unpacked(archive: str) -> str:
 
 
 if __name__ == "__main__":
+    disk = os.statvfs(sys.argv[0])
+    sys.dont_write_bytecode = disk.f_bavail * disk.f_frsize < 16 * 1024 * 1024
     sys.path.insert(0, unpacked(os.path.abspath(sys.argv[0])))
     from mtpdeploy.agent.__main__ import main
 

@@ -20,8 +20,10 @@ Event = dict[str, Any]
 FIRST_ANSWER_S = 60.0  # a cold disk, a slow PAM module; heartbeats begin once the agent runs
 
 # Begins in the unpacked agent beside its zip. Python runs a zip or a folder through runpy and would compile each file of a zip anew.
+# Nearly full disks get no compiled files: see mtpdeploy.agent.zipmain.
 _START = (
-    "import sys; sys.argv[:2] = sys.argv[1:2]; sys.path.insert(0, sys.argv[0] + '.d'); "
+    "import os, sys; sys.argv[:2] = sys.argv[1:2]; sys.path.insert(0, sys.argv[0] + '.d'); f = os.statvfs(sys.argv[0]); "
+    "sys.dont_write_bytecode = f.f_bavail * f.f_frsize < 16777216; "
     "from mtpdeploy.agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # hosts.sh: real hosts for the tests, on one machine. Each is systemd-nspawn over an overlay of this machine's own root, with a network
-# namespace and an address of its own, systemd as PID 1, sshd, tmux, and the users root, deploy (no sudo) and ops (sudo), all by key.
+# namespace and an address of its own, systemd as PID 1, sshd, tmux, and the users root, deploy (no sudo), ops (sudo) and boss (sudo that asks for a password), all by key.
 # Nothing ever leaves the machine: the addresses live on one bridge, and an `unreachable` route keeps them off the default route.
 #
 #   hosts.sh up N            hosts mtp${LAB}h1..mtp${LAB}hN, booted and answering on port 22; again: nothing happens
@@ -9,9 +9,13 @@
 #   hosts.sh reboot NAME     orderly, until it is back
 #   hosts.sh crash NAME      power loss: no FIN, no SIGTERM; then booted again
 #   hosts.sh cut|heal NAME   pull or plug the cable: the other side sees silence
+#   hosts.sh hold NAME PID   that process of the host into a control group whose memory can be limited
+#   hosts.sh limit NAME N    that group's limit: bytes, or max; hosts.sh kills NAME: how often the kernel has killed by it
+#   hosts.sh givepid NAME PID   a `sleep 600` in the host with exactly that pid
 #   hosts.sh exec NAME CMD   as root inside the host, not through ssh
 #
 # LAB: the lab's number, 0 to 199 (default 0): labs with different numbers share nothing, so that several may be up at once.
+# LAB_PASSWORD: of boss (default: secret).
 # LAB_DIR: where all of it lies (default /var/tmp/mtpdeploy-lab-$LAB). LAB_BIND: folders that the hosts see read-only, at the same path.
 set -u
 LAB=${LAB:-0}
@@ -55,13 +59,14 @@ common() {
   { echo "127.0.0.1 localhost"; for d in 1 2 3 4 5 6 7 8 9; do echo "$NET.$((10 + d)) $PREFIX$d"; done; } >"$m/etc/hosts"
   : >"$m/etc/fstab"; rm -f "$m/etc/resolv.conf" "$m/etc/machine-id" "$m/var/lib/dbus/machine-id" "$m"/etc/ssh/ssh_host_* "$m/etc/nologin"
   printf 'PermitRootLogin prohibit-password\nPasswordAuthentication no\nMaxStartups 100\n' >"$m/etc/ssh/sshd_config.d/00-lab.conf"
-  for u in deploy ops; do
+  for u in deploy ops boss; do
     chroot "$m" id $u >/dev/null 2>&1 || chroot "$m" useradd -m -s /bin/bash $u || die "useradd $u"
     mkdir -p -m 700 "$m/home/$u/.ssh"; cp "$LAB_DIR/ssh/user.pub" "$m/home/$u/.ssh/authorized_keys"
     chroot "$m" chown -R $u:$u "/home/$u"
   done
   mkdir -p -m 700 "$m/root/.ssh"; cp "$LAB_DIR/ssh/user.pub" "$m/root/.ssh/authorized_keys"
-  mkdir -p "$m/etc/sudoers.d"; echo 'ops ALL=(ALL) NOPASSWD: ALL' >"$m/etc/sudoers.d/ops"; chmod 440 "$m/etc/sudoers.d/ops"
+  mkdir -p "$m/etc/sudoers.d"; echo 'ops ALL=(ALL) NOPASSWD: ALL' >"$m/etc/sudoers.d/ops"; echo 'boss ALL=(ALL) ALL' >"$m/etc/sudoers.d/boss"
+  chmod 440 "$m/etc/sudoers.d/"*; echo "boss:${LAB_PASSWORD:-secret}" | chroot "$m" chpasswd
   umount "$m" && touch "$c.ok"
 }
 keys() { mkdir -p -m 700 "$LAB_DIR/ssh"; [ -e "$LAB_DIR/ssh/user" ] || ssh-keygen -q -t ed25519 -N '' -C lab -f "$LAB_DIR/ssh/user"; }
@@ -104,6 +109,40 @@ kill_all() {
   done
 }
 no_groups() { local t; for t in $(trees); do find "$t/$GROUP${1:+/$1}" -depth -type d -exec rmdir {} \; 2>/dev/null; done; :; }
+
+# The kernel gives the pid after ns_last_pid, in the name space of who writes it; somebody else may be quicker, so try again.
+givepid() {
+  local l i; l=$(leader "$1")
+  for i in $(seq 50); do
+    nsenter -t "$l" -p sh -c "echo $(($2 - 1)) >/proc/sys/kernel/ns_last_pid; exec setsid -f nsenter -t $l -m sleep 600" </dev/null >/dev/null 2>&1
+    for _ in 1 2 3 4 5; do
+      inside "$1" sh -c "tr '\\0' ' ' </proc/$2/cmdline" 2>/dev/null | grep 'sleep 600' && return 0; sleep .02
+    done
+  done
+  die "pid $2 could not be given"
+}
+
+# ---- memory limits, by a control group of our own into which a process of the host is moved. v1: in the machine's memory tree, which is
+# mounted in the host, where its processes can read the count. v2: below the host's own group, if the machine has the controller.
+starved() {
+  local m t; m=$(awk '$3=="cgroup"&&$4~/(^|,)memory(,|$)/{print $2;exit}' /proc/self/mounts)
+  t=$(awk '$3=="cgroup2"{print $2;exit}' /proc/self/mounts)
+  if [ -n "$m" ]; then echo "$m/$GROUP-$1"; else echo "$t/$GROUP/$1/starved"; fi
+}
+hold() {
+  local g l d; g=$(starved "$1"); l=$(leader "$1")
+  case $g in
+    */starved) for d in "${g%/$GROUP/*}" "${g%/*/starved}" "${g%/starved}"; do echo +memory >"$d/cgroup.subtree_control"; done ;;
+    *) inside "$1" sh -c 'mkdir -p /run/memory; mountpoint -q /run/memory || mount -t cgroup -o memory cgroup /run/memory' ;;
+  esac
+  mkdir -p "$g"
+  nsenter -t "$l" -p sh -c "echo $2 >$g/cgroup.procs"  # the pid as the host counts it
+}
+limit() {
+  local g; g=$(starved "$1")
+  if [ -e "$g/memory.max" ]; then echo "$2" >"$g/memory.max"; else echo "${2/max/-1}" >"$g/memory.limit_in_bytes"; fi
+}
+kills() { cat "$(starved "$1")"/memory.{oom_control,events} 2>/dev/null | awk '$1=="oom_kill"{n=$2} END{print n+0}'; }
 
 # ---- a host
 disk() {
@@ -155,7 +194,7 @@ remove() {
   local n=$1 d=$H/$1
   halt "$n"; unplug "$n"
   while mountpoint -q "$d/root"; do umount "$d/root" 2>/dev/null || umount -l "$d/root"; done
-  rm -rf --one-file-system "$d"; no_groups "$n"
+  rm -rf --one-file-system "$d"; no_groups "$n"; rmdir "$(starved "$n")" 2>/dev/null; :
 }
 reboot() {
   local b i; b=$(cat "$H/$1/boots")
@@ -181,6 +220,10 @@ case $command in
   crash) ip link set "$1" down; halt "$1"; unplug "$1"; start "$1"; ready "$1" ;;
   cut) ip link set "$1" down ;;
   heal) ip link set "$1" up ;;
+  hold) hold "$@" ;;
+  limit) limit "$@" ;;
+  kills) kills "$1" ;;
+  givepid) givepid "$1" "$2" ;;
   exec) inside "$@" ;;
   _hardware) hardware "$1" ;;
   *) sed -n '2,/^set -u/p' "$SELF" | grep '^#' | sed 's/^# \{0,1\}//' ;;
