@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence

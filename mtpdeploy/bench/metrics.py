@@ -594,6 +594,10 @@ def _judge(
         marks.append(
             f"{len(facts.windows_dropped)} earlier windows held other work ({facts.windows_dropped[-1]}) and were dropped{again}"
         )
+    if process == "closed" and concurrency is not None and asked is not None and asked < concurrency:
+        marks.append(
+            f"{asked} requests cannot keep {concurrency} in flight: there were never more than {asked} at once"
+        )
     limit = _number(facts.server_before.get("effective_max_running_requests"))
     in_flight = concurrency if process == "closed" else None
     if limit is not None and in_flight is not None and in_flight > limit:

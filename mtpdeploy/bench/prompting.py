@@ -10,6 +10,8 @@ import hashlib
 import itertools
 import json
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -23,6 +25,9 @@ MIXED = ("code", "maths", "chat", "summary", "structured")  # `long` sets anothe
 CHARACTERS_PER_TOKEN = 4.4  # of English prose under the Qwen tokenizer; only a first guess, see above
 RANDOM_WARNING = "random words: acceptance, and so every speed with speculation, says nothing about real work"
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
+HALF = re.compile("[\ud800-\udfff]")
+SHAPES = "a line needs `messages` [{role, content}], `conversations` [{from, value}] or `prompt`"
 
 
 @cache
@@ -57,62 +62,96 @@ def from_file(path: Path) -> tuple[Prompt, ...]:
     An assistant's last turn is left out: that is what the server shall write. ValueError names file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"{path}: not UTF-8 text (byte {exc.start}); it should be JSON lines") from exc
+    except OSError as exc:
+        raise ValueError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
     found: list[Prompt] = []
+    names: Counter[str] = Counter()
     for where, row in _items(path, text):
-        messages = _messages(row)
-        while messages and messages[-1].role == "assistant":
-            messages = messages[:-1]
-        if not messages:
-            raise ValueError(
-                f"{path}: {where}: no prompt; a line needs `messages` [{{role, content}}], `conversations` "
-                "[{from, value}] or `prompt`"
-            )
+        try:
+            messages = _messages(row)
+        except ValueError as exc:
+            raise ValueError(f"{path}: {where}: {exc}") from exc
         kind = row.get("class") or row.get("category") or "file"
-        found.append(Prompt(str(row.get("id", f"file-{len(found) + 1}")), str(kind), tuple(messages)))
+        name = str(row.get("id") or f"file-{len(found) + 1}")
+        names[name] += 1
+        if names[name] > 1:  # comparisons pair requests by this name
+            name = f"{name}#{names[name]}"
+        found.append(Prompt(name, str(kind), messages))
     if not found:
-        raise ValueError(f"{path}: no prompt in it")
+        raise ValueError(f"{path}: no prompt in it; {SHAPES}")
     return tuple(found)
 
 
 def _items(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    lines: list[tuple[str, Any]]
-    try:
-        if text.lstrip().startswith("["):
+    if text.lstrip().startswith("["):
+        try:
             lines = [(f"item {number}", item) for number, item in enumerate(json.loads(text), 1)]
-        else:
-            lines = []
-            for number, line in enumerate(text.splitlines(), 1):
-                if line.strip():
+        except (ValueError, RecursionError) as exc:
+            raise ValueError(f"{path}: not JSON ({exc}); it should be JSON lines, or one JSON array") from exc
+    else:
+        lines = []
+        # not splitlines(): U+2028 and the like may stand inside a JSON string
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                try:
                     lines.append((f"line {number}", json.loads(line)))
-    except ValueError as exc:
-        raise ValueError(f"{path}: not JSON ({exc}); it should be JSON lines") from exc
+                except (ValueError, RecursionError) as exc:
+                    raise ValueError(f"{path}: line {number}: not JSON ({exc}); it should be JSON lines") from exc
     for where, item in lines:
         if not isinstance(item, dict):
-            raise ValueError(f"{path}: {where}: an object is needed, not {type(item).__name__}")
+            raise ValueError(f"{path}: {where}: an object is needed, not {type(item).__name__}; {SHAPES}")
         yield where, item
 
 
-def _messages(row: Mapping[str, Any]) -> list[Message]:
+def _messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The turns to send. ValueError says what is wrong with the row."""
     found: list[Message] = []
     if isinstance(row.get("messages"), list):
-        found += [
-            Message(str(turn.get("role", "user")), turn["content"])
-            for turn in row["messages"]
-            if isinstance(turn, dict) and isinstance(turn.get("content"), str)
-        ]
+        for turn in row["messages"]:
+            role = turn.get("role", "user") if isinstance(turn, dict) else None
+            if role not in MESSAGE_ROLES:
+                raise ValueError(f"messages: role {role!r}: should be one of {', '.join(MESSAGE_ROLES)}")
+            found.append(Message(str(role), _text_of(turn.get("content"))))
     elif isinstance(row.get("conversations"), list):
         for turn in row["conversations"]:
-            if isinstance(turn, dict) and isinstance(turn.get("value"), str):
-                found.append(Message(ROLES.get(str(turn.get("from")), "user"), turn["value"]))
-                if found[-1].role == "user" and len(found) > 1 and found[0].role == "user":
-                    break
-        found = found[:1] if found and found[0].role == "user" else found[:2]
-    elif isinstance(row.get("prompt"), str) and row["prompt"]:
+            if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+                raise ValueError("conversations: each turn should be {from, value} with text as value")
+            if str(turn.get("from")) not in ROLES:
+                raise ValueError(f"conversations: from {turn.get('from')!r}: should be one of {', '.join(ROLES)}")
+            found.append(Message(ROLES[str(turn["from"])], turn["value"]))
+        # the first question with what leads to it: the rest was written by another model
+        first = next((place for place, one in enumerate(found) if one.role == "user"), None)
+        found = found[: first + 1] if first is not None else []
+    elif isinstance(row.get("prompt"), str):
         found.append(Message("user", row["prompt"]))
-    return found
+    else:
+        raise ValueError(f"no prompt; {SHAPES}")
+    while found and found[-1].role == "assistant":
+        found.pop()
+    if not any(one.content.strip() for one in found):
+        raise ValueError("no prompt: no turn of a user with text in it")
+    half = next((at for one in found if (at := HALF.search(one.content))), None)
+    if half:
+        raise ValueError(f"half a character ({half[0]!a}) in {half.string[:30]!a}: it cannot be sent as UTF-8")
+    return tuple(found)
+
+
+def _text_of(content: object) -> str:
+    """OpenAI's content: text, or parts of type text."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "messages: content should be text, or a list of parts {type: text, text}; only text is measured"
+        )
+    return "\n".join(str(text) for text in texts)
 
 
 def choose(source: str, count: int, *, seed: int = 0, input_tokens: int | None = None) -> tuple[Prompt, ...]:

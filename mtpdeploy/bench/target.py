@@ -101,12 +101,12 @@ class Target:
         for path in ("/server_info", "/get_server_info"):
             status, info = await self.json(path)
             if status in (401, 403):
-                raise EndpointError(f"http-{status}", f"GET {path}: HTTP {status}: the server wants another API key")
+                raise EndpointError(f"http-{status}", f"GET {path}: HTTP {status}: the server wants an API key")
             if status == 200 and isinstance(info, dict) and ("internal_states" in info or "model_path" in info):
                 return self.read_server_info(info) | await self._model_info()
         status, models = await self.json("/v1/models")
         if status in (401, 403):
-            raise EndpointError(f"http-{status}", f"GET /v1/models: HTTP {status}: the server wants another API key")
+            raise EndpointError(f"http-{status}", f"GET /v1/models: HTTP {status}: the server wants an API key")
         told: dict[str, Any] = {"kind": "openai"}
         if status == 200 and isinstance(models, dict) and isinstance(models.get("data"), list):
             told["models"] = [item.get("id") for item in models["data"] if isinstance(item, dict)]

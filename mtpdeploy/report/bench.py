@@ -31,6 +31,7 @@ def text(answer: BenchAnswer, console: Console) -> None:
         console.print(f"note: {note}", style="yellow", soft_wrap=True)
     console.print(table(answer.points))
     _few(answer.points, console)
+    _not_steady(answer.points, console)
     _streams(answer.points, console)
     _acceptance(answer.points, console)
     _open_loop(answer.points, console)
@@ -122,6 +123,12 @@ def _few(points: Sequence[Point], console: Console) -> None:
                 f"{quantile}: null where a point has under {NEEDED[quantile]} completed requests; up to {most} more are needed",
                 style="dim",
             )
+
+
+def _not_steady(points: Sequence[Point], console: Console) -> None:
+    for why in dict.fromkeys(point.steady.get("why_not") for point in points if point.completed):
+        if why:
+            console.print(f"steady: no window: {why}", style="dim", soft_wrap=True)
 
 
 def _missing(one: Spread, quantile: str) -> int:
