@@ -326,7 +326,15 @@ def install(service: Service, release: ReleaseFile, contents: list[InstallFile],
         os.mkdir(aside, 0o700)
         for item in contents:
             name, mode = str(item["path"]), int(item["mode"])
-            if name != os.path.basename(name) or name in ("", ".", "..", "number", "release.json", "state.json", "server.log"):
+            if name != os.path.basename(name) or name in (
+                "",
+                ".",
+                "..",
+                "number",
+                "release.json",
+                "state.json",
+                "server.log",
+            ):
                 raise Fault("usage-error", f"{name!r} cannot be a file of a release")
             if mode & ~0o755:
                 raise Fault("usage-error", f"mode {mode:o} of {name} is more than 755")
