@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import os
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import zstandard
 from commands import parse
 
 from mtpdeploy import errors
 from mtpdeploy.actions.verbs import verbs
+from mtpdeploy.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -89,3 +94,67 @@ def commands(page: Path) -> list[str]:
 )
 def test_a_command_in_the_pages_can_be_typed(page: str, line: str) -> None:
     parse(line)
+
+
+HOSTS = """
+groups: {h200: {gpus: [{count: 1, name: NVIDIA H200, memory_gb: 139.8}]}}
+hosts: {gpu1: {groups: [h200]}, gpu2: {groups: [h200], sglang_version: 0.5.18}}
+"""
+# What needs no host, and how it may end: of a log that was asked for otherwise, `verify` says so.
+OFFLINE = {
+    "init": {0}, "hosts": {0}, "profiles": {0}, "plan": {0}, "logs --file": {0}, "verify --file": {0, 11, 12}, "deploy --dry-run": {0},
+}  # fmt: skip
+
+
+def offline() -> list[str]:
+    """Every command of ours in the pages that touches no host, once. Words in capitals stand for something else, `plan` alone for a verb."""
+    found = dict.fromkeys(
+        line for page in PAGES for line in commands(page) if not re.search(r"\s[A-Z]{2,}(\s|$)", line)
+    )
+    return [
+        line
+        for line in found
+        if line != "mtpdeploy plan"
+        and any(verb.split()[0] == line.split()[1] and all(w in line for w in verb.split()[1:]) for verb in OFFLINE)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the hosts and logs that the pages speak of, as the current folder."""
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories" / "hosts.yml").write_text(HOSTS)
+    log = (ROOT / "tests" / "golden" / "logs" / "mtp24.log").read_bytes()
+    (tmp_path / "server.log").write_bytes(log)
+    (tmp_path / "old.log.gz").write_bytes(gzip.compress(log))
+    (tmp_path / "new.log.zst").write_bytes(zstandard.ZstdCompressor().compress(log))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(line: str) -> int:
+    """Runs it as typed, but in this process."""
+    words = [os.path.expanduser(word) for word in shlex.split(line.removeprefix("$ "), comments=True)[1:]]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("line", offline())
+def test_a_command_in_the_pages_that_needs_no_host_does_what_it_says(
+    line: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed = next(ends for verb, ends in OFFLINE.items() if verb.split()[0] == line.split()[1])
+    assert typed(line) in allowed
+    assert capsys.readouterr().out.strip()
+
+
+def test_what_the_readme_shows_first_is_what_comes_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    command, _, shown = next(each for each in block.split("$ ") if each.startswith("mtpdeploy plan")).partition("\n")
+    assert typed(command) == 0
+    came = " ".join(capsys.readouterr().out.split())
+    pieces = [" ".join(piece.split()) for piece in re.split(r"…|\n(?=\S)", shown)]
+    assert [piece for piece in pieces if piece and piece not in came] == []
+    assert len(pieces) > 3
