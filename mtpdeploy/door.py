@@ -82,6 +82,9 @@ def _run(verb: Verb, given: Mapping[str, object], as_json: bool) -> int:
             options["out"] = talk.above if isinstance(talk, Bars) and sys.stdout.isatty() else _write_line
             if "json" in inspect.signature(action).parameters:
                 options["json"] = as_json
+            if "colour" in inspect.signature(action).parameters:
+                plain = no_color or "NO_COLOR" in os.environ or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+                options["colour"] = sys.stdout.isatty() and not plain
         answer = action(home=home, talk=talk, **options)
     if answer is not None:
         with _answering():

@@ -1,7 +1,7 @@
 """`logs`: a host's live log as one stream that survives cuts, or with --file a log that lies here.
 
 The place in a log is (launch, inode, offset), so a stream that was cut goes on with the next byte: nothing lost, nothing
-twice. Lines of several hosts are marked with their host; a slow reader slows the stream and fills no memory.
+twice. Lines of several hosts are one stream by time, marked with their host; a slow reader slows it and fills no memory.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ import base64
 import json as json_module
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from mtpdeploy.actions.logfile import Answer, event_json, logfile
+from mtpdeploy.actions.merging import Merge
 from mtpdeploy.actions.reach import Target, again_after_cuts, targets
 from mtpdeploy.agent.protocol import TailRequest
 from mtpdeploy.errors import MtpError, UsageError
 from mtpdeploy.hosts.agentclient import AgentClient
-from mtpdeploy.hosts.fanout import on_hosts
+from mtpdeploy.hosts.fanout import Outcomes, on_hosts
 from mtpdeploy.inventory.values import Host
 from mtpdeploy.progress import Talk
 from mtpdeploy.sglang.logs import Parser
 from mtpdeploy.sglang.logs import events as ev
+from mtpdeploy.sglang.logs.level import Level, LevelGuess, at_least
 from mtpdeploy.sglang.masking import mask
 
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
@@ -32,6 +36,7 @@ _HEADER = re.compile(r"^# mtpdeploy launch (\S+) boot (\d+) utc (\S+)")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ALL = 1 << 40  # lines, with --since
+_LONGEST = 8 << 20  # bytes of a line without an end, which is then shown as one
 
 
 def logs(
@@ -47,18 +52,20 @@ def logs(
     since: str | None = None,
     grep: str | None = None,
     launch: str | None = None,
+    level_guess: Level | None = None,
     events: bool = False,
+    colour: bool = False,
     file: Sequence[str] = (),
     series: str | None = None,
 ) -> Answer | None:
     """Writes lines to `out` as they come; with `json` each as {host, launch_id, boot, line} (or the event).
 
-    Raises NotFound (no such launch), UsageError; a cut line is taken up again.
+    colour: hosts are told apart by colour too. Raises NotFound (no such launch), UsageError; a cut line is taken up again.
     """
     if file:
-        if host or follow or launch or since or grep:
+        if host or follow or launch or since or grep or level_guess:
             raise UsageError(
-                "--file reads a log that lies here; --host, --follow, --launch, --since and --grep are for hosts"
+                "--file reads a log that lies here; --host, --follow, --launch, --since, --grep and --level-guess are for hosts"
             )
         return logfile(talk=talk, file=file, series=series, events=events, out=out, json=json, home=home)
     if series:
@@ -68,29 +75,66 @@ def logs(
     pattern = _pattern(grep)
     begin = _moment(since)
     chosen = {target.name: target for target in targets(home, host, inventory)}
-    gate = threading.Lock()
-
-    def one(each: Host) -> _Done:
-        printer = _Printer(
-            each.name if len(chosen) > 1 else None,
-            each.name,
-            out,
-            gate,
-            json=json,
-            events=events,
-            pattern=pattern,
-            since=begin,
-        )
-        _stream(chosen[each.name], printer, talk, launch=launch, lines=_ALL if begin else lines, follow=follow)
-        return _Done()
-
-    answer = on_hosts([target.host for target in chosen.values()], one)
-    failed = [said for said in getattr(answer, "by_host", {}).values() if isinstance(said, MtpError)]
+    filters = _Filters(json=json, events=events, pattern=pattern, since=begin, level=level_guess)
+    fetch = _Fetch(launch=launch, lines=_ALL if begin else lines, follow=follow)
+    if len(chosen) == 1:
+        (target,) = chosen.values()
+        _stream(target, _Printer(target.name, lambda line: out(line.text), filters), talk, fetch)
+        return None
+    answer = _together(list(chosen.values()), talk, out, filters, fetch, _marks(chosen, json=json, colour=colour))
+    failed = [said for said in answer.by_host.values() if isinstance(said, MtpError)]
     for error in failed:
         talk.note(error.message)
     if failed and len(failed) == len(chosen):
         raise failed[0]
     return None
+
+
+def _together(
+    chosen: Sequence[Target],
+    talk: Talk,
+    out: Callable[[str], None],
+    filters: _Filters,
+    fetch: _Fetch,
+    marks: Mapping[str, str],
+) -> Outcomes[_Done]:
+    """Several hosts at once, their lines merged in this thread: an interrupt and a reader that has gone end it at once."""
+    by_name = {target.name: target for target in chosen}
+    merge = Merge(by_name, follow=fetch.follow)
+
+    def one(each: Host) -> _Done:
+        def put(line: _Line) -> None:
+            merge.put(each.name, line.when, line.text, goes_on=line.goes_on)
+
+        try:
+            _stream(by_name[each.name], _Printer(each.name, put, filters), talk, fetch, lambda: merge.begun(each.name))
+        finally:
+            merge.ended(each.name)
+        return _Done()
+
+    said: Future[Outcomes[_Done]] = Future()
+
+    def work() -> None:
+        try:
+            said.set_result(on_hosts([target.host for target in chosen], one))  # type: ignore[arg-type]
+        except BaseException as error:
+            said.set_exception(error)
+
+    threading.Thread(target=work, name="hosts", daemon=True).start()
+    merge.run(lambda name, text: out(marks[name] + text))
+    return said.result()
+
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)  # of the terminal's own palette
+
+
+def _marks(names: Iterable[str], *, json: bool, colour: bool) -> dict[str, str]:
+    """What stands before a host's lines: its name, padded; nothing before JSON, which says it itself."""
+    wide = max(map(len, names))
+    plain = {name: "" if json else f"{name:{wide}} | " for name in names}
+    if json or not colour:
+        return plain
+    return {name: f"\x1b[{_COLOURS[n % len(_COLOURS)]}m{mark}\x1b[0m" for n, (name, mark) in enumerate(plain.items())}
 
 
 class _Done:
@@ -122,10 +166,24 @@ def _moment(since: str | None) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
-def _stream(target: Target, printer: _Printer, talk: Talk, *, launch: str | None, lines: int, follow: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """Which lines of a host are asked for."""
+
+    launch: str | None
+    lines: int
+    follow: bool
+
+
+def _stream(
+    target: Target, printer: _Printer, talk: Talk, fetch: _Fetch, begun: Callable[[], None] = lambda: None
+) -> None:
+    """All of one host's lines through `printer`. begun: told when the host has sent something."""
     place: dict[str, Any] = {}
+    launch, lines, follow = fetch.launch, fetch.lines, fetch.follow
 
     def take(event: Mapping[str, Any]) -> None:
+        begun()
         match event["event"]:
             case "log":
                 data = base64.b64decode(event["data"])
@@ -162,27 +220,37 @@ def _moved_on(client: AgentClient, launch_id: str) -> bool:
     return client.call("status").get("launch_id") not in (None, launch_id)
 
 
-class _Printer:
-    """Bytes of one host's log to lines on stdout: masked, filtered, marked with the host where there are several."""
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """What is wanted of the lines, and how."""
 
-    def __init__(
-        self,
-        prefix: str | None,
-        host: str,
-        out: Callable[[str], None],
-        gate: threading.Lock,
-        *,
-        json: bool,
-        events: bool,
-        pattern: re.Pattern[str] | None,
-        since: datetime | None,
-    ) -> None:
-        self.prefix, self.host, self.out, self.gate = prefix, host, out, gate
-        self.json, self.events, self.pattern, self.since = json, events, pattern, since
+    json: bool
+    events: bool
+    pattern: re.Pattern[str] | None
+    since: datetime | None
+    level: Level | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """when: the log's own stamp, or that of the line before it, which it then goes on from."""
+
+    when: str
+    goes_on: bool
+    text: str
+
+
+class _Printer:
+    """Bytes of one host's log to lines: masked, filtered, and with their time."""
+
+    def __init__(self, host: str, out: Callable[[_Line], None], filters: _Filters) -> None:
+        self.host, self.out, self.filters = host, out, filters
         self.carry = b""
         self.launch_id, self.boot = "", 0
-        self.parser = Parser() if events else None
-        self.late_enough = since is None
+        self.parser = Parser() if filters.events else None
+        self.late_enough = filters.since is None
+        self.when = ""
+        self.levels = LevelGuess()
 
     def data(self, launch_id: str, boot: int, data: bytes) -> None:
         if launch_id != self.launch_id:
@@ -196,6 +264,8 @@ class _Printer:
         *whole, self.carry = (self.carry + data).split(b"\n")
         for line in whole:
             self._line(line)
+        if len(self.carry) > _LONGEST:
+            self.flush()
 
     def flush(self) -> None:
         """The unfinished last line, when nothing follows it."""
@@ -209,44 +279,40 @@ class _Printer:
 
     def _line(self, raw: bytes) -> None:
         text = raw.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-        if self.since is not None and not self._is_late_enough(text):
+        stamp = _STAMP.match(text) or _HEADER.match(text)
+        if stamp is not None:
+            self.when = stamp.group(stamp.re.groups).replace("T", " ")
+            self.late_enough = self.filters.since is None or _utc(self.when) >= self.filters.since
+        wanted = self.filters.level
+        bad_enough = wanted is None or at_least(self.levels.of(text), wanted)
+        if not self.late_enough or not bad_enough:  # lines without a time go with the line before them
             return
         text = mask(text)
-        if self.pattern is not None and not self.pattern.search(text):
+        if self.filters.pattern is not None and not self.filters.pattern.search(text):
             return
-        if self.json:
-            self._write(
-                json_module.dumps(
-                    {"host": self.host, "launch_id": self.launch_id, "boot": self.boot, "line": text},
-                    ensure_ascii=False,
-                )
-            )
-        else:
-            self._write(f"{self.prefix} | {text}" if self.prefix else text)
-
-    def _is_late_enough(self, text: str) -> bool:
-        """Lines without a time go with the line before them."""
-        if found := _STAMP.match(text):
-            moment = datetime.strptime(found.group(1), "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
-            self.late_enough = self.since is None or moment >= self.since
-        elif found := _HEADER.match(text):
-            moment = datetime.fromisoformat(found.group(3).replace("Z", "+00:00"))
-            self.late_enough = self.since is None or moment >= self.since
-        return self.late_enough
+        if self.filters.json:
+            told = {"host": self.host, "launch_id": self.launch_id, "boot": self.boot, "line": text}
+            text = json_module.dumps(told, ensure_ascii=False)
+        self.out(_Line(self.when, stamp is None and bool(self.when), text))
 
     def _event(self, event: ev.Event) -> None:
         if isinstance(event, (ev.Raw, ev.Note, ev.Bar)):
             return
-        if self.pattern is not None and not self.pattern.search(event.text):
+        if self.filters.pattern is not None and not self.filters.pattern.search(event.text):
             return
-        if self.json:
+        if self.filters.level is not None and not at_least(self.levels.of(event.text), self.filters.level):
+            return
+        self.when = str(event.time or self.when)
+        if self.filters.json:
             told = {"host": self.host, "launch_id": self.launch_id, "boot": self.boot, **event_json(event)}
-            self._write(json_module.dumps(told, ensure_ascii=False))
+            text = json_module.dumps(told, ensure_ascii=False)
         else:
             where = f" {event.rank}" if event.rank else ""
             text = f"{event.time or '-'}{where} {event.kind}: {mask(event.text)}"
-            self._write(f"{self.prefix} | {text}" if self.prefix else text)
+        self.out(_Line(self.when, False, text))
 
-    def _write(self, line: str) -> None:
-        with self.gate:
-            self.out(line)
+
+def _utc(stamp: str) -> datetime:
+    """A stamp of the log, taken as UTC."""
+    moment = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -97,6 +97,11 @@ VERBS = (
             Option("lines", "Begin so many lines before the end.", type=int, default=100),
             Option("since", "Only lines since then: 10m, 2h, or a UTC time.", metavar="WHEN"),
             Option("grep", "Only lines in which this regular expression is found.", metavar="REGEX"),
+            Option(
+                "level_guess",
+                "Only lines that look like this level or worse, tracebacks whole; SGLang's lines name none, so it is guessed.",
+                choices=("info", "warning", "error"),
+            ),
             LAUNCH,
             Option("events", "What the lines mean instead of the lines.", type=bool, default=False),
             *LOG_FILE,
@@ -104,10 +109,14 @@ VERBS = (
         examples=(
             "mtpdeploy logs --follow",
             "mtpdeploy logs --host gpu1,gpu2 --follow --grep 'Decode batch'",
+            "mtpdeploy logs --since 2h --level-guess warning",
             "mtpdeploy logs --launch 20260131T --lines 1000",
             "mtpdeploy logs --file server.log --json",
         ),
-        details="With --json each line is one JSON document {host, launch_id, boot, line}; with --file the log's summary is.",
+        details=(
+            "Several hosts are one stream, ordered by the lines' own times. With --json each line is one JSON document {host, "
+            "launch_id, boot, line}; with --file the log's summary is."
+        ),
         streams=True,
     ),
     Verb(
