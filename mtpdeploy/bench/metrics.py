@@ -594,15 +594,15 @@ def _judge(
         marks.append(
             f"{len(facts.windows_dropped)} earlier windows held other work ({facts.windows_dropped[-1]}) and were dropped{again}"
         )
-    if process == "closed" and concurrency is not None and asked is not None and asked < concurrency:
-        marks.append(
-            f"{asked} requests cannot keep {concurrency} in flight: there were never more than {asked} at once"
-        )
     limit = _number(facts.server_before.get("effective_max_running_requests"))
-    in_flight = concurrency if process == "closed" else None
+    in_flight = min(concurrency, asked or concurrency) if process == "closed" and concurrency is not None else None
     if limit is not None and in_flight is not None and in_flight > limit:
         marks.append(
             f"measures queueing: {in_flight} requests at once, the server runs at most {limit:.0f}; TTFT includes the wait"
+        )
+    if process == "closed" and concurrency is not None and asked is not None and asked < concurrency:
+        marks.append(
+            f"{asked} requests cannot keep {concurrency} in flight: there were never more than {asked} at once"
         )
     if not facts.server_before.get("speculative_algorithm") and facts.server_before.get("kind") == "sglang":
         sizes = [step for one in figures for step in one.chunk_tokens[1:]]
