@@ -279,7 +279,12 @@ def test_a_server_killed_by_the_kernel_for_memory_is_told_as_that_and_comes_back
     )
     lab.starve("mtph3")
     body = '{"text":"x","sampling_params":{"max_new_tokens":64}}'
-    ask = f"curl -s -m 2 127.0.0.1:30000/generate -H 'content-type: application/json' -d '{body}' || true"
+    code = (
+        "import urllib.request as r; "
+        f"r.urlopen(r.Request('http://127.0.0.1:30000/generate', {body.encode()!r}, "
+        "{'content-type': 'application/json'}), timeout=2).read()"
+    )
+    ask = f"python3 -c {shlex.quote(code)} 2>/dev/null || true"
     until(lambda: lab.at("mtph3", ask) is not None and lab.kernel_kills("mtph3") > 0, "the kernel has killed it")
     lab.feed("mtph3")
     status = until(

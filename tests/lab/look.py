@@ -5,10 +5,11 @@ python3 -I -S look.py WORKDIR…
 
 from __future__ import annotations
 
-import hashlib
 import json
+import marshal
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +96,34 @@ def service(folder: Path, broken: list[str]) -> dict[str, Any]:
             "intent": (folder / "intent.json").exists()}  # fmt: skip
 
 
+def agents(workdir: Path) -> list[str]:
+    """Agents that are not whole: their zips, and what Python compiled beside them."""
+    wrong = []
+    for archive in workdir.glob("agent/*.pyz"):
+        try:
+            bad = zipfile.ZipFile(archive).testzip()
+        except (OSError, zipfile.BadZipFile) as error:
+            bad = str(error)
+        if bad:
+            wrong.append(f"{archive}: {bad}")
+    compiled = workdir.glob("agent/*.pyz.d/**/*.pyc")
+    return wrong + [f"{path} is cut short" for path in compiled if not whole(path)]
+
+
+def whole(compiled: Path) -> bool:
+    """Whether a compiled file was written to its end."""
+    try:
+        marshal.loads(compiled.read_bytes()[16:])
+    except (OSError, EOFError, ValueError):
+        return False
+    return True
+
+
 def main(workdirs: list[str]) -> None:
     broken: list[str] = []
     services = [service(p.parent, broken) for w in workdirs for p in sorted(Path(w).glob("*/releases"))]
-    archives = [archive for workdir in workdirs for archive in Path(workdir).glob("agent/*.pyz")]
-    broken += [
-        f"{archive} is not what its name says"
-        for archive in archives
-        if hashlib.sha256(archive.read_bytes()).hexdigest()[:16] != archive.stem
-    ]
+    for workdir in workdirs:
+        broken += agents(Path(workdir))
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     print(json.dumps({"processes": processes(), "listeners": listeners(), "services": services, "broken": broken,
                       "boot_id": boot_id}))  # fmt: skip
