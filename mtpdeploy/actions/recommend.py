@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtpdeploy.actions.frontier import alike
+from mtpdeploy.analysis.likeness import MTP_ARGS
 from mtpdeploy.analysis.recommend import Kind, Recommendation
 from mtpdeploy.analysis.recommend import recommend as recommended
 from mtpdeploy.analysis.samples import Measured, told_apart
-from mtpdeploy.bench.metrics import parse_slo
+from mtpdeploy.bench.metrics import Limit, parse_slo
 from mtpdeploy.errors import MtpError, NotFound, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.progress import Talk
@@ -31,10 +32,15 @@ def recommend(
     baseline: str | None = None,
     measured_under: str | None = None,
     run: Sequence[str] = (),
+    figures: str | None = None,
+    file: str | None = None,
+    sglang_version: str | None = None,
+    gpu_memory_gb: float | None = None,
 ) -> Recommendation:
     """Raises NotFound where nothing was measured on that host, UsageError for objectives that cannot be meant.
 
     Simulated runs speak for simulated hosts only: for a real host they are left out. `run`: from these alone.
+    `figures`, with the log `file` of the launch: what somebody tells, in place of runs; it decides nothing, and says why.
     """
     try:
         limits = parse_slo(slo) if slo else ()
@@ -43,6 +49,14 @@ def recommend(
     if rate is not None and rate <= 0:
         raise UsageError(f"--rate {rate:g}: should be more than 0 requests a second")
     kind, own_rate, under = meant(home, workload)
+    if figures is not None:
+        return _told(home, talk, figures, file, sglang_version, gpu_memory_gb, kind, limits, rate or own_rate, baseline)
+    for option, value in (("--file", file), ("--sglang-version", sglang_version), ("--gpu-memory-gb", gpu_memory_gb)):
+        if value is not None:
+            raise UsageError(
+                f"{option} goes with --figures; a log alone is read by verify",
+                next_commands=["mtpdeploy verify --file LOG"],
+            )
     store = Store(home)
     talk.stage("recommend", "reading the benchmarks")
     if run:
@@ -62,6 +76,64 @@ def recommend(
         )  # fmt: skip
     except ValueError as exc:
         raise NotFound(f"{exc} on {host or 'this host'}", next_commands=["mtpdeploy bench"]) from exc
+
+
+def _told(
+    home: Path,
+    talk: Talk,
+    figures: str,
+    file: str | None,
+    sglang_version: str | None,
+    gpu_memory_gb: float | None,
+    kind: Kind,
+    slo: Sequence[Limit],
+    rate: float | None,
+    baseline: str | None,
+) -> Recommendation:
+    """The log is of the arm that runs as it says: with speculation the last one that is not the baseline, else the baseline."""
+    from mtpdeploy.analysis.claims import Known, advise, parse
+
+    try:
+        claims = parse(figures)
+    except ValueError as exc:
+        raise UsageError(f"--figures: {exc}") from exc
+    arms = [one.arm for one in claims]
+    if baseline is not None and baseline not in arms:
+        raise UsageError(f"--baseline {baseline}: --figures tells of {', '.join(arms)}")
+    known: dict[str, Known] = {}
+    if file is not None:
+        from mtpdeploy.actions.verify import of_log
+
+        log, verified = of_log(home, talk, file, sglang_version=sglang_version, gpu_memory_gb=gpu_memory_gb)
+        args = _telling(log.server_args or {})
+        base = baseline or ("baseline" if "baseline" in arms else arms[0])
+        others = [arm for arm in arms if arm != base]
+        arm = others[-1] if others and args.get("speculative_algorithm") else base
+        capacity = verified.capacity
+        memory = {
+            "max_running_requests": capacity.effective, "slots": capacity.slots,
+            "slots_per_request": capacity.slots_per_request, "bound_by": capacity.bound_by,
+            "suggestions": [one.as_json() for one in capacity.suggestions],
+        }  # fmt: skip
+        known[arm] = Known(args, memory, verified.sglang_version)
+    try:
+        return advise(claims, kind, baseline=baseline, slo=slo, rate=rate, known=known)
+    except ValueError as exc:
+        raise UsageError(f"--figures: {exc}") from exc
+
+
+def _telling(printed: Mapping[str, object]) -> dict[str, object]:
+    """Of the hundreds of printed arguments those that decide speed and capacity, by canonical name, where they are set."""
+    from mtpdeploy.sglang.flags import canonical
+
+    named = {canonical(name) or name: value for name, value in printed.items()}
+    own = ("mem_fraction_static", "model_path", "context_length", "chunked_prefill_size", "kv_cache_dtype", "quantization",
+           "disable_radix_cache", "disable_overlap_schedule", "tp_size", "dp_size")  # fmt: skip
+    return {
+        name: value
+        for name, value in named.items()
+        if (name in own or name.startswith(MTP_ARGS)) and value not in (None, False, "")
+    }
 
 
 def _named(home: Path, store: Store, names: Sequence[str], host: str | None) -> tuple[Measured, ...]:

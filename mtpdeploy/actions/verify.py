@@ -64,9 +64,7 @@ def verify(
     if file is not None:
         if host is not None:
             raise UsageError("--file reads a log that lies here, --host asks a server: give one of them")
-        log = read_summary(file, talk)
-        if log.is_sglang is not True:
-            raise NotFound(f"{file} is not the log of an SGLang server: there is nothing to verify")
+        log = _read(file, talk)
         guess = version or (judge_version(log.server_args) if log.server_args else None)
         asked = _asked(home, inventory, profile, set_, command or (None if profile else log.command), guess)
         return compare(
@@ -88,6 +86,24 @@ def verify(
         return _live(talk, found[target], explicit, command, set_, version, model, gpu_memory_gb, want_concurrency)
 
     return on_hosts(tuple(found), one)
+
+
+def of_log(
+    home: Path, talk: Talk, file: str, *, sglang_version: str | None, gpu_memory_gb: float | None
+) -> tuple[Summary, Verification]:
+    """A log and what it tells of its own launch, against the command that it shows."""
+    log, version = _read(file, talk), _version(sglang_version)
+    guess = version or (judge_version(log.server_args) if log.server_args else None)
+    asked = _asked(home, (), None, (), log.command, guess)
+    shape = _shape(log, asked)
+    return log, compare(asked.args, env=asked.env, log=log, version=version, model=shape, gpu_memory_gb=gpu_memory_gb)
+
+
+def _read(file: str, talk: Talk) -> Summary:
+    log = read_summary(file, talk)
+    if log.is_sglang is not True:
+        raise NotFound(f"{file} is not the log of an SGLang server: there is nothing to verify")
+    return log
 
 
 def _version(text: str | None) -> Version | None:

@@ -90,17 +90,24 @@ class Recommendation:
     judged: tuple[Judged, ...]
     frontier: Frontier
     notes: tuple[str, ...]
+    told: bool = False  # from figures that somebody gave: nothing was measured here
 
     @property
     def exit_code(self) -> int:
         return 0 if self.chosen else 12
+
+    @property
+    def verdict(self) -> str:
+        if self.told:
+            return "told, not measured"
+        return "recommended" if self.chosen else "no measured profile meets it"
 
     def as_json(self) -> dict[str, object]:
         best = self.chosen or self.nearest
         return {
             "not_like_for_like": list(self.frontier.not_like_for_like),
             "simulated": self.frontier.simulated,
-            "verdict": "recommended" if self.chosen else "no measured profile meets it",
+            "verdict": self.verdict,
             "profile": self.chosen.spot.profile if self.chosen else None,
             "concurrency": self.chosen.spot.load.concurrency if self.chosen else None,
             "why": self.why,
@@ -353,12 +360,13 @@ def _experiments(
 
 
 def _acceptance_notes(runs: Sequence[Measured]) -> list[str]:
-    found = []
+    """One line for each pair of figures that do not fit, with the loads that have it."""
+    found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         drafts = setting_of(run).draft_tokens
         for one in run.passes:
             length, rate = one.number("accept_length"), one.number("accept_rate")
             said = acceptance_mismatch(length, rate, drafts) if length and rate and drafts > 1 else None
             if said:
-                found.append(f"{run.run_id} at {one.load}: {said}")
-    return found
+                found.setdefault((run.run_id, said), []).append(str(one.load))
+    return [f"{run_id} at {', '.join(dict.fromkeys(loads))}: {said}" for (run_id, said), loads in found.items()]

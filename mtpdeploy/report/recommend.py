@@ -17,9 +17,7 @@ def text(answer: Recommendation, console: Console) -> None:
         console.print("simulated: no GPU was measured; this speaks for the simulated host only", style="bold magenta")
     _list("Not like for like:", answer.frontier.not_like_for_like, console, "bold red")
     asked = ", ".join([answer.kind, *answer.slo, *([f"{answer.rate:g} requests/s"] if answer.rate else [])])
-    word, style = (
-        (answer.chosen.spot.profile, "bold green") if answer.chosen else ("no measured profile meets it", "bold yellow")
-    )
+    word, style = (answer.chosen.spot.profile, "bold green") if answer.chosen else (answer.verdict, "bold yellow")
     console.print(Text.assemble((word, style), f"  for {asked} on {answer.host or 'this endpoint'}"))
     console.print(printable(answer.why) + ".")
     console.print(f"Evidence: {', '.join(answer.evidence)}.")
@@ -36,7 +34,9 @@ def text(answer: Recommendation, console: Console) -> None:
         given = one.get("set")
         sets = ", ".join(f"{name}={value}" for name, value in given.items()) if isinstance(given, Mapping) else ""
         cost = one.get("cost_gb")
-        paid = f", costs {number(cost)} GiB" if isinstance(cost, (int, float)) else ""
+        paid = ""
+        if isinstance(cost, (int, float)):
+            paid = f", {'costs' if cost >= 0 else 'gives back'} {number(abs(cost))} GiB"
         console.print(f"  - {sets}: {one.get('effect')}{paid}")
     for experiment in answer.experiments:
         console.print(f"next: {experiment.command}", style="bold", soft_wrap=True)

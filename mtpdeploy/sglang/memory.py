@@ -549,8 +549,11 @@ def budget(
     draft_weights_gb: float | None = None,
     calibration: Calibration | None = None,
     assumptions: tuple[str, ...] = (),
+    advice: bool = True,
 ) -> Budget:
-    """The budget with suggestions. gpu_memory_gb: total of the card; available_gb: free just before the weights load; one of them is needed.
+    """The budget with suggestions, unless `advice` is False (each is a budget of its own).
+
+    gpu_memory_gb: total of the card; available_gb: free just before the weights load; one of them is needed.
 
     Raises PlanRefused where neither is known, or the weights' size is not.
     """
@@ -630,7 +633,7 @@ def budget(
     )
     if caveat := version.caveat:
         said.append(caveat)
-    return Budget(pools, suggestions(run, pools, version, model), tuple(said))
+    return Budget(pools, suggestions(run, pools, version, model) if advice else (), tuple(said))
 
 
 # Suggestions. Each set is run through the same formulas before it is offered.
@@ -837,8 +840,9 @@ def fit(
     Raises PlanRefused where the memory or the weights' size is not known.
     """
     now = budget(
-        args, env, version, model, gpu_memory_gb=gpu_memory_gb, available_gb=available_gb, calibration=calibration
-    ).pools
+        args, env, version, model, gpu_memory_gb=gpu_memory_gb, available_gb=available_gb, calibration=calibration,
+        advice=False,
+    ).pools  # fmt: skip
     total = gpu_memory_gb if gpu_memory_gb is not None else now.pre_load_gb + _MEASURED.process_gb
 
     def run(changed: Mapping[str, ArgValue]) -> Pools:

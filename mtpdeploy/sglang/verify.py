@@ -226,7 +226,7 @@ def verify(
     effective = {**printed, **resolved}
     env = _by_the_log(env, effective or requested or {}, version, model, gpu_memory_gb, log, notes)
     capacity, table = _capacity(
-        requested, effective, env, version, log, server_info, model, gpu_memory_gb, wanted_concurrency
+        requested, effective, env, version, log, server_info, model, gpu_memory_gb, wanted_concurrency, notes
     )
     arguments = _arguments(
         requested or {}, effective, source, env, version, model, gpu_memory_gb, rendered, live, capacity, log, freshness
@@ -595,6 +595,7 @@ def _capacity(
     model: ModelConfig | None,
     gpu_memory_gb: float | None,
     wanted: int | None,
+    notes: list[str],
 ) -> tuple[Capacity, tuple[tuple[str, float | None, float | None], ...]]:
     asked = _whole((requested or {}).get("max_running_requests"))
     if requested is None and asked is None:
@@ -621,7 +622,19 @@ def _capacity(
         "kv_tokens": "mem_fraction_static",
     }.get(bound or "")
     suggestions, table = _suggestions(
-        effective or requested or {}, env, version, model, log, info, gpu_memory_gb, limit, slots, per, bound, wanted
+        effective or requested or {},
+        env,
+        version,
+        model,
+        log,
+        info,
+        gpu_memory_gb,
+        limit,
+        slots,
+        per,
+        bound,
+        wanted,
+        notes,
     )
     sizes = info.graph_sizes if info is not None else ()
     if not sizes and log is not None and log.graph and isinstance(captured := log.graph.get("bs"), list):
@@ -663,6 +676,7 @@ def _suggestions(
     per: int | None,
     bound: str | None,
     wanted: int | None,
+    notes: list[str],
 ) -> tuple[tuple[Suggestion, ...], tuple[tuple[str, float | None, float | None], ...]]:
     """Sets of flags that only work together, from the budget where the model's shape is known, else from the log's own figures."""
     weights = (log.weights or {}) if log is not None else {}
@@ -697,6 +711,17 @@ def _suggestions(
                 else _for_each_goal(args, env, version, model, gpu_memory_gb, available, limit, wanted, log)
             )
             offered += [Suggestion(dict(s.set), s.effect, s.cost_gb) for s in budget.suggestions]
+            idle = (
+                budget.pools.reserved_intermediate_gb
+                - budget.pools.intermediate_ssm_gb
+                - budget.pools.intermediate_conv_gb
+            )
+            if idle >= 1.0:
+                notes.append(
+                    f"{budget.pools.reserved_intermediate_gb:.1f} GiB are set aside for the states of "
+                    f"{budget.pools.settings.requested_running} requests, and {idle:.1f} GiB of them lie unused: only together "
+                    "with max_running_requests do more slots help"
+                )
             unique: dict[str, Suggestion] = {}
             for one in offered:
                 unique.setdefault(repr(sorted(one.set.items(), key=str)), one)

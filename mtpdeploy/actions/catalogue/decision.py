@@ -135,15 +135,57 @@ RECOMMEND = Verb(
         Option("baseline", "Profile that the others are compared with."),
         Option("measured_under", "Only benchmarks under this workload.", metavar="WORKLOAD"),
         Option("run", "Only these runs, repeatable; a campaign stands for its own.", multiple=True),
+        Option(
+            "figures",
+            "Figures that somebody tells, in place of runs: ARM@CONCURRENCY=TOK_S and ARM.KEY=VALUE, such as "
+            "'baseline@1=26.7 mtp@1=62..77 mtp@4=234 mtp.accept_length=3.2'. They decide nothing; what they leave open is said.",
+        ),
+        Option("file", "With --figures: the log of the launch that they are of.", metavar="LOG"),
+        Option("sglang_version", "With --file: SGLang's version, where the log does not tell it."),
+        Option("gpu_memory_gb", "With --file: memory of the GPU in GiB, where the log does not tell it.", type=float),
     ),
     examples=(
         "mtpdeploy recommend --workload interactive --slo 'ttft_p90_ms<500,tpot_p90_ms<20'",
         "mtpdeploy recommend --workload batch --host gpu1 --json",
         "mtpdeploy recommend --workload mixed --rate 2",
+        "mtpdeploy recommend --file server.log --figures 'baseline@1=26.7 mtp@1=62..77 mtp@4=234 mtp.accept_length=3.2 "
+        "mtp.accept_rate=0.84'",
     ),
     details=(
         "Rests on measurements of that host only; simulated ones speak for simulated hosts only. "
         "Ends with 12 where no measured profile meets the objectives."
+    ),
+)
+
+MODEL = Verb(
+    name="model",
+    summary="Step time fitted to what was measured: how well it predicts settings not run, and what it predicts of them.",
+    action="mtpdeploy.actions.model:model",
+    text="mtpdeploy.report.model:text",
+    arguments=(Argument("run", "Runs or profiles. Default: all on the newest one's host and GPU.", False, True),),
+    options=(
+        OF_HOST,
+        OF_WORKLOAD,
+        Option("measurements", "Fit to a file of measured loads instead, a line of JSON each.", metavar="FILE"),
+        Option("profile", "Whose memory budget decides what fits. Default: the newest run's with MTP."),
+        INVENTORY,
+        SET,
+        Option("space_", "What to predict, as for tune. Default: draft_steps=0,1,2,3,4 at the most requests that fit."),
+        Option("concurrency", "Loads to predict, such as 1,4,16. Default: 1,4,8,16,32."),
+        Option("input_tokens", "Of a predicted request. Default: the measured mean.", type=int),
+        Option("output_tokens", "Of a predicted request. Default: the measured mean.", type=int),
+        Option("gpu_memory_gb", "Memory of the GPU in GiB.", type=float),
+        Option("available_gb", "Of it free before the load, in GiB.", type=float),
+        Option("sglang_version", "Whose memory arithmetic holds."),
+    ),
+    examples=(
+        "mtpdeploy model --host gpu1",
+        "mtpdeploy model --profile mtp --gpu-memory-gb 95 --space 'draft_steps=1,2,3 state_dtype=float32,bfloat16'",
+        "mtpdeploy model --measurements grid.jsonl --json",
+    ),
+    details=(
+        "The error is of settings that the fit had not seen, one left out at a time; the intervals are 95 %. "
+        "Combinations that the memory budget refuses are not predicted."
     ),
 )
 
@@ -260,4 +302,4 @@ CAMPAIGN = Verb(
     ),
 )
 
-VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND, TUNE, CAMPAIGN)
+VERBS: tuple[Verb, ...] = (COMPARE, *RUNS, FRONTIER, RECOMMEND, MODEL, TUNE, CAMPAIGN)
