@@ -179,11 +179,9 @@ def test_a_card_on_which_nothing_fits_is_refused_with_the_reasons() -> None:
         space(replace(GROUND, gpu_memory_gb=40.0), {"running": (4, 8)})
 
 
-@pytest.mark.parametrize(
-    "text", ["nonsense=1", "running", "running=", "=3", "", "running=4 running=8", "running=4,,8"]
-)
+@pytest.mark.parametrize("text", ["nonsense=1", "running", "running=", "=3", "", "running=4 running=8", "running=4,,8"])
 def test_a_space_that_cannot_be_meant_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="FACTOR=LEVEL|given twice"):
+    with pytest.raises(UsageError, match=r"FACTOR=LEVEL|given twice"):
         parse_factors(text)
 
 

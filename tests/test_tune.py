@@ -75,14 +75,16 @@ def measuring(home: Path) -> bool:
 
 def killed_when(home: Path, words: list[str], there: Callable[[], bool], how: int = signal.SIGKILL) -> int:
     """Starts `mtpdeploy tune …`, and ends it with all its children on this side as soon as `there` holds."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", *words],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    said = home.parent / "said"
+    with said.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", *words],
+            stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
     deadline = time.monotonic() + 120
     while not there() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert process.poll() is None, f"it ended by itself with {process.returncode}"
+    assert process.poll() is None, f"it ended by itself with {process.returncode}: {said.read_text()[-2000:]}"
     os.killpg(process.pid, how)
     return process.wait(60)
 
@@ -104,7 +106,8 @@ def test_a_dry_run_plans_the_search_says_why_and_launches_nothing(home: Path) ->
 @pytest.mark.slow
 def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if_it_had_not_been(home: Path) -> None:
     words = ["--host", "local", "--profile", "mtp", "--set", "args.log_level=info"]
-    for name, value in SHORT.items():
+    one = {"space_": "draft_steps=3 running=16 state_dtype=bfloat16", "budget_launches": 1}
+    for name, value in {**SHORT, **one}.items():
         words += [f"--{name.rstrip('_').replace('_', '-')}", str(value)]
     killed_when(home, words, lambda: bool(under_way(home)))
     assert lines(home) == []
@@ -117,17 +120,16 @@ def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if
 
     killed_when(home, ["--resume", "last"], lambda: under_way(home).get("phase") == "incumbent")
     before = lines(home)
-    assert [line["phase"] for line in before] == ["search", "search"]
+    assert [line["phase"] for line in before] == ["search"]
     assert before[0]["levels"] == begun
-    assert len({json.dumps(line["levels"]) for line in before}) == 2
     # What was measured when the second kill came went on at the host, and was taken up.
     assert before[0]["launch_minutes"] is None
-    assert len([row for row in Store(home).runs(kind="bench") if row.status == "done"]) == 2
+    assert len([row for row in Store(home).runs(kind="bench") if row.status == "done"]) == 1
 
     said = tune(home=home, talk=TALK, resume="last")
     after = lines(home)
-    assert after[:2] == before  # nothing was measured twice
-    assert [line["phase"] for line in after[2:]] == ["incumbent", "winner", "winner", "incumbent"]
+    assert after[:1] == before  # nothing was measured twice
+    assert [line["phase"] for line in after[1:]] == ["incumbent", "winner", "winner", "incumbent"]
     assert said.comparison is not None
     assert said.best is not None
     assert said.verdict == "faster", said.comparison.as_json()
