@@ -62,8 +62,8 @@ def crash_loops(lab: Lab, doors: Doors, person: Person, tmp_path_factory: pytest
     """Two servers that served and are then killed at each start, one under tmux and one under systemd."""
     looping = Person(tmp_path_factory.mktemp("looping"), doors)
     looping.knows({
-        "tmux": lab.host("mtph1", "deploy", QUICK, supervisor="tmux", service="looptmux", args={"port": 30301}),
-        "unit": lab.host("mtph1", "ops", QUICK, supervisor="systemd", service="loopunit", args={"port": 30302}),
+        "tmux": lab.host("mtph1", "ops", QUICK, supervisor="tmux", service="looptmux", args={"port": 30301}),
+        "unit": lab.host("mtph1", "root", QUICK, supervisor="systemd", service="loopunit", args={"port": 30302}),
     })  # fmt: skip
     together(
         *(lambda host=host: looping.run("deploy", "--host", host, "--profile", "mtp") for host in ("tmux", "unit"))
@@ -80,8 +80,8 @@ def crash_loops(lab: Lab, doors: Doors, person: Person, tmp_path_factory: pytest
         "                except ProcessLookupError: pass\n"
         "    time.sleep(0.1)\n"
     )
-    for name, user, service in (("mtph1", "deploy", "looptmux"), ("mtph1", "ops", "loopunit")):
-        states = f"/home/{user}/.mtpdeploy/{service}/releases/*/state.json"
+    for name, home, service in (("mtph1", "/home/ops", "looptmux"), ("mtph1", "/root", "loopunit")):
+        states = f"{home}/.mtpdeploy/{service}/releases/*/state.json"
         lab.at(
             name, shlex.join(["systemd-run", "--quiet", f"--unit=killer-{service}", "python3", "-c", killer, states])
         )
@@ -360,9 +360,9 @@ def test_a_crash_loop_is_given_up_and_told(lab: Lab, row: Row, crash_loops: Pers
     row.holds("given up after its restarts, told as crashed, the first log kept")
     lab.at("mtph1", "systemctl stop killer-looptmux")
     lab.at("mtph1", "systemctl stop killer-loopunit")
-    for host, name, user in (("tmux", "mtph1", "deploy"), ("unit", "mtph1", "ops")):
+    for host, name, home in (("tmux", "mtph1", "/home/ops"), ("unit", "mtph1", "/root")):
         assert crash_loops.ask("start", "--host", host)["outcome"] == "ready"
-        in_order(lab, crash_loops, host, name, f"/home/{user}/.mtpdeploy", row, then="stop")
+        in_order(lab, crash_loops, host, name, f"{home}/.mtpdeploy", row, then="stop")
     row.holds("once the cause is gone, `start` brings it up")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,10 @@ def test_the_whole_job_under_each_supervisor(lab: Lab, person: Person, host: str
     status = person.ask("status", "--host", host, "--proof")
     assert (status["word"], status["identity"], status["simulated"]) == ("ready", "ours", True)
     assert [link for link in status["proof"] if link["holds"] is False] == []
+    if supervisor.startswith("systemd"):
+        verify = {"systemd": "systemd-analyze verify", "systemd-user": "systemd-analyze --user verify"}[supervisor]
+        user = lab.at(name, "find /etc/systemd /home/*/.config/systemd -name mtpdeploy-sglang.service -type f").strip()
+        assert lab.at(name, f"{verify} {user} 2>&1 | grep -i mtpdeploy || true") == "", "warnings about the unit"
 
     again = person.ask("deploy", "--host", host, "--profile", "mtp", "--supervisor", supervisor)
     assert (again["outcome"], again["launch_id"]) == ("unchanged", deployed["launch_id"])
@@ -91,6 +97,26 @@ def test_a_failed_launch_ends_with_its_cause_and_leaves_nothing(lab: Lab, person
     until(lambda: "launch_server" not in processes(lab, "mtph1"), "no process is left", 60)
     assert lab.at("mtph1", PORT) == ""
     person.knows(hosts_of(lab))
+
+
+def test_a_deploy_that_fails_keeps_what_is_left_of_it_and_brings_the_previous_launch_back(
+    lab: Lab, person: Person
+) -> None:
+    good = person.ask("deploy", "--host", "gpu1", "--profile", "mtp")
+    words = ("--set", "env.MTPDEPLOY_SIM_FAULT=oom-load", "--set", "env.MY_TOKEN=s3cretABC", "--rollback-on-failure")
+    told = person.ask("deploy", "--host", "gpu1", "--profile", "baseline", *words, code=8)
+    assert told["details"]["rollback"] == {"launch_id": good["launch_id"], "ready": True}
+    status = person.ask("status", "--host", "gpu1", "--proof")
+    assert (status["word"], status["launch_id"], status["profile"]) == ("ready", good["launch_id"], "mtp")
+    kept = Path(told["details"]["kept_in"])
+    bundle = json.loads((kept / "corpse.json").read_text())
+    assert "out of memory" in (kept / "server.log").read_text().lower()
+    assert bundle["unit"]["LoadState"] == "loaded"
+    assert any("mtpdeploy-sglang.service" in line for line in bundle["supervisor"])
+    assert "simulated by mtpdeploy" in " ".join(bundle["nvidia_smi"])
+    assert bundle["kernel"] is None or isinstance(bundle["kernel"], list)
+    assert bundle["env"]["MTPDEPLOY_SIM_FAULT"] == "oom-load"
+    assert "s3cretABC" not in "".join(path.read_text(errors="replace") for path in kept.iterdir())
 
 
 def test_a_foreign_server_on_the_port_is_refused_and_never_touched(lab: Lab, person: Person) -> None:

@@ -37,6 +37,15 @@ class Reply:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Running and queued requests; None where the version does not tell. silent: no answer came at all."""
+
+    running: int | None
+    queued: int | None
+    silent: bool = False
+
+
 def base_url(release: ReleaseFile) -> str:
     """Where this host reaches the server: a wildcard address means the loopback."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(release["host"], release["host"])
@@ -137,14 +146,15 @@ class Server:
         value = self.ask("/server_info", timeout_s=5).json()
         return value if isinstance(value, dict) else None
 
-    def load(self) -> tuple[int, int] | None:
-        """(running, queued) requests over all replicas; None if the version has no such answer or none came."""
+    def load(self) -> Load:
+        """Requests over all replicas. The question passes through every scheduler, so a stuck one leaves it unanswered."""
         for path in ("/v1/loads", "/get_load"):
-            value = self.ask(path, timeout_s=5).json()
-            found = _loads(value)
-            if found is not None:
-                return found
-        return None
+            reply = self.ask(path, timeout_s=5)
+            if (found := _loads(reply.json())) is not None:
+                return Load(*found)
+            if reply.status is None:
+                return Load(None, None, silent=True)
+        return Load(None, None)
 
     def generate(self, tokens: int = 4, timeout_s: float = 60.0) -> dict[str, Any]:
         """A real generation: {ok, tokens, text_bytes, latency_ms, endpoint, status, error}; ok if tokens came back."""

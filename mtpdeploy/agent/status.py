@@ -355,11 +355,8 @@ def _alive(
             health.update(source="/get_model_info", status=reply.status, latency_ms=round(reply.latency_ms, 1))
     if dead := dead_schedulers(proven, boot):
         return "degraded", f"scheduler {dead} died while the main process goes on: requests will hang"
-    if load := server.load():
-        since = last_progress_s(release)
-        health.update(running=load[0], queued=load[1], last_progress_s=since)
-        if load[0] > 0 and since is not None and since > STALL_S:
-            return "degraded", f"stalled: {load[0]} requests run and no batch was logged for {since:.0f} s"
+    if stalled := _stalled(release, server, proven, boot, health):
+        return "degraded", stalled
     if reply.status is None:
         if was_ready:
             return "degraded", f"it accepts connections and does not answer ({reply.error})"
@@ -376,6 +373,23 @@ def _alive(
     if kind in ("tmux", "detached") and release.supervisor() is None:
         return "degraded", "it serves, but its supervisor has gone: after a crash nobody would start it again"
     return "ready", ""
+
+
+def _stalled(
+    release: Release, server: Server, proven: dict[str, Any], boot: dict[str, Any], health: dict[str, Any]
+) -> str | None:
+    """Why the server is not getting on: health is progress. A long prefill is none: SGLang logs its line when it begins."""
+    load = server.load()
+    since = last_progress_s(release)
+    health.update(running=load.running, queued=load.queued, last_progress_s=since)
+    quiet = since if since is not None else seconds_since(proven.get("utc") or boot["started_utc"])
+    if quiet is None or quiet <= STALL_S:
+        return None
+    if load.silent:
+        return f"stalled: its schedulers do not answer, and no batch was logged for {quiet:.0f} s"
+    if load.running:
+        return f"stalled: {load.running} requests run and no batch was logged for {quiet:.0f} s"
+    return None
 
 
 def said_ready(release: Release, boot: dict[str, Any]) -> bool:

@@ -1,4 +1,5 @@
-"""What there is on a host, seen by root from inside and without the product's own eyes: run in the host, prints JSON.
+"""What there is on a host, seen by root from inside and without the product's own eyes: run in the host, prints JSON. The usual work
+folders of all users are looked at, and those that are named.
 
 python3 -I -S look.py WORKDIR…
 """
@@ -119,7 +120,9 @@ def whole(compiled: Path) -> bool:
     return True
 
 
-def main(workdirs: list[str]) -> None:
+def main(more: list[str]) -> None:
+    usual = [*Path("/home").glob("*/.mtpdeploy"), Path("/root/.mtpdeploy")]
+    workdirs = sorted({str(path) for path in [*usual, *map(Path, more)] if path.is_dir()})
     broken: list[str] = []
     services = [service(p.parent, broken) for w in workdirs for p in sorted(Path(w).glob("*/releases"))]
     for workdir in workdirs:
