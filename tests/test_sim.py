@@ -247,17 +247,16 @@ def test_ready_exists_from_0_5_20_on(start: Callable[..., Server]) -> None:
 def test_it_drains_on_sigterm_and_kills_itself_at_the_end_as_sglang_does(start: Callable[..., Server]) -> None:
     server = start(clock=5).ready()
     children = _children(server.process.pid)
-    reader = subprocess.Popen(
-        ["curl", "-sN", f"http://127.0.0.1:{server.port}/generate", "-d",
-         json.dumps({"text": "long", "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}})],
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert reader.stdout is not None
-    reader.stdout.readline()
+    answer = server.folder / "answer"
+    # longer than the 5 s after which SGLang looks whether it was asked to end
+    body = {"text": "long", "stream": True, "sampling_params": {"max_new_tokens": 1200, "ignore_eos": True}}
+    url = f"http://127.0.0.1:{server.port}/generate"
+    reader = subprocess.Popen(["curl", "-sN", "-o", str(answer), url, "-d", json.dumps(body)])
+    server.until(lambda: answer.is_file() and answer.stat().st_size > 0)
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == -signal.SIGKILL
-    answer = reader.communicate(timeout=10)[0]
-    assert b"[DONE]" in answer
+    assert reader.wait(10) == 0
+    assert b"[DONE]" in answer.read_bytes()
     assert "Gracefully exiting... Remaining number of requests 1" in server.text()
     assert [pid for pid in children if _alive(pid)] == []
 

@@ -101,7 +101,10 @@ class Settings(Strict):
         None, gt=0, description="seconds without progress of the log before a launch is given up; default 600"
     )
     drain_timeout_s: float | None = Field(
-        None, ge=0, description="seconds that running requests get when the server is stopped; default 60"
+        None,
+        ge=0,
+        description="seconds that running requests get when the server is stopped; default 60. SGLang looks every 5 s whether "
+        "it was asked to stop: with less than 10 an idle server may be killed too",
     )
     slots_for: int | None = Field(None, ge=1, description="size the state slots for so many concurrent requests")
     api_key: Any = Field(None, description="{from_env: NAME} or {from_file: PATH}; requests then need this key")

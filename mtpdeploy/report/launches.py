@@ -215,14 +215,14 @@ def _doctor(answer: Examined, console: Console) -> None:
     for finding in answer.findings:
         mark, style = {
             True: ("ok", "green"),
-            False: ("NO", "bold red" if finding["severity"] == "refuse" else "yellow"),
+            False: ("NO", "bold red") if finding["severity"] == "refuse" else ("warn", "yellow"),
             None: ("?", "yellow"),
         }[finding["ok"]]
-        _line(console, (f"  {mark:<3}", style), f"{finding['check']}: {finding['what']}")
+        _line(console, (f"  {mark:<5}", style), f"{finding['check']}: {finding['what']}")
         if finding["ok"] is not True:
-            _line(console, (f"      {finding['why']}", "dim"))
+            _line(console, (f"       {finding['why']}", "dim"))
             if finding["type"]:
-                _line(console, f"      type: {finding['type']}")
+                _line(console, f"       type: {finding['type']}")
 
 
 # ---------------------------------------------------------------- the rest

@@ -22,6 +22,8 @@ from mtpdeploy.sim.launch import Launch
 from mtpdeploy.sim.phases import PACE
 from mtpdeploy.sim.shim import settings
 
+_LOOK_S = 5.0
+
 
 class Log:
     """Everything goes to stderr but uvicorn's access lines, which go to stdout."""
@@ -158,7 +160,10 @@ async def _serve(launch: Launch, say: Log, children: list[subprocess.Popen[bytes
     api.status = "Up"
     if warms_up:
         say("The server is fired up and ready to roll!")
+    up = time.monotonic()
     await stop.wait()
+    # tokenizer_manager.py looks every 5 s whether it was asked to end
+    await asyncio.sleep((_LOOK_S - (time.monotonic() - up) * launch.simulate.clock % _LOOK_S) / launch.simulate.clock)
     api.status = "ShuttingDown"
     while left := len(engine.running) + len(engine.waiting):
         say(
