@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 import shlex
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import recorded
@@ -157,7 +162,7 @@ def test_the_budget_gives_each_pool_within_two_percent_and_slots_and_requests_ex
     assert before.failure is None
     assert after.mamba_cache is not None
     assert after.kv_cache is not None
-    real = {**after.mamba_cache, **after.kv_cache}
+    real: dict[str, Any] = {**after.mamba_cache, **after.kv_cache}
     assert (before.slots, before.max_running) == (real["slots"], after.max_running_requests)
     if after.slots_per_request is not None:
         assert before.slots_per_request == after.slots_per_request
@@ -221,3 +226,50 @@ def test_a_key_in_a_servers_arguments_is_in_nothing_that_is_made_of_them(one: Re
         document["api_key"] = document["internal_states"][0]["admin_api_key"] = "s3sam3-0pen"
         found = verify(asked(one), server_info=api.server_info(document), log=read, version=V)
         assert "s3sam3-0pen" not in json.dumps(found.as_json()) + repr(api.server_info(document))
+
+
+# ------------------------------------------------------------ how they are made
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "fixtures_tool", Path(__file__).parent.parent / "tools" / "fixtures.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_trimming_takes_repeated_access_lines_and_nothing_else(tool: ModuleType) -> None:
+    lines = [
+        b'[t] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n',
+        b"[t] Decode batch, #running-req: 1\n",
+        b'[t] INFO:     127.0.0.1:2 - "GET /health HTTP/1.1" 200 OK\n',
+        b'[t] INFO:     127.0.0.1:3 - "GET /health HTTP/1.1" 503 Service Unavailable\n',
+        b"[t] Decode batch, #running-req: 1\n",
+        b"\r  0%|   | 0/2\r 50%|#  | 1/2\n",
+    ]
+    assert tool.trim(b"".join(lines)) == b"".join(lines[:2] + lines[3:])
+
+
+def test_folders_of_the_recording_machine_are_replaced_and_others_stay(tool: ModuleType) -> None:
+    text = "/root/stage/models/q /opt/torch/.venv/lib/python3.12/site-packages/x.py /models/y /root/mtpdeploy/sglang"
+    assert tool.scrub(text) == "/models/q /site/x.py /models/y /srv/mtpdeploy/sglang"
+
+
+def test_the_same_recordings_give_the_same_archives(tool: ModuleType, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(b"[t] \xff broken encoding stays\n")
+    recipe = [{"name": "a", "kind": kind, "command": "c", "log": str(log)} for kind in ("server", "failure")]
+    made = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        tool.pack(recipe, folder)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert made[0] == made[1]
+    with tarfile.open(tmp_path / "one" / "servers.tar.xz") as packed:
+        stream = packed.extractfile("a/server.log")
+        assert stream is not None
+        assert stream.read() == log.read_bytes()
