@@ -99,6 +99,7 @@ def _point(
         ),
         repeat=repeat,
         arm=arm,
+        output_swept=len(asked.output_tokens) > 1,
     )
 
 

@@ -24,6 +24,7 @@ LOOP_LAG_FLOOR_MS = 10.0  # below this, a late event loop is what any busy machi
 CLIENT_CPU_LIMIT = 0.85  # of the cores of the client's processes
 FAILED_LIMIT = 0.05  # share of failed requests beyond which the load was not what the point says
 FOREIGN_TOKENS_LIMIT = 0.01  # share of foreign output tokens that health probes may explain
+CACHED_LIMIT = 0.05  # share of the input beyond which TTFT measures the prefix cache
 BATCHED_DELTAS = 2.0  # tokens per chunk without speculation
 
 
@@ -110,6 +111,10 @@ SPREAD_KEY = re.compile(
 )
 RATE_KEY = re.compile(r"(request)_(p50|p90)_tok_s")
 PLAIN_KEYS = ("output_tok_s", "output_tok_s_steady", "total_tok_s", "requests_s", "accept_length")
+KEYS_TOLD = (
+    "ttft_p90_ms, tpot_p90_ms (or per_token_p90_ms), e2e_p90_ms, chunk_gap_p90_ms, stall_p90_ms, queue_p90_ms (each also with p50, "
+    f"p99, max, mean), request_p50_tok_s, {', '.join(PLAIN_KEYS)}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +166,23 @@ class Limit:
 
 
 def parse_slo(text: str) -> tuple[Limit, ...]:
-    """`ttft_p90_ms<500,tpot_p90_ms<20` → limits. ValueError says which part is wrong and what would be right."""
+    """`ttft_p90_ms<500,tpot_p90_ms<20` → limits; per_token_ is another name of tpot_. ValueError says which part is wrong and what would be right."""
     limits = []
     for part in text.split(","):
         if not part.strip():
             continue
         found = LIMIT.fullmatch(part)
         if not found:
-            raise ValueError(f"{part.strip()!r} is no objective; write such as ttft_p90_ms<500")
-        key, sign, bound = found.groups()
-        if not (SPREAD_KEY.fullmatch(key) or RATE_KEY.fullmatch(key) or key in PLAIN_KEYS):
             raise ValueError(
-                f"{key!r} is no figure of a point; write such as ttft_p90_ms, tpot_p90_ms, e2e_p99_ms, stall_max_ms, "
-                f"request_p50_tok_s, {', '.join(PLAIN_KEYS)}"
+                f"{part.strip()!r} is no objective; write such as ttft_p90_ms<500, with one of {KEYS_TOLD}"
             )
+        key, sign, bound = found.groups()
+        key = key.replace("per_token_", "tpot_") if key.startswith("per_token_") else key
+        if not (SPREAD_KEY.fullmatch(key) or RATE_KEY.fullmatch(key) or key in PLAIN_KEYS):
+            raise ValueError(f"{key!r} is no figure of a point; write one of {KEYS_TOLD}")
         limits.append(Limit(key, sign[0] == "<", len(sign) == 2, float(bound)))
+    if not limits:
+        raise ValueError("there is no objective in it; write such as ttft_p90_ms<500,tpot_p90_ms<20")
     return tuple(limits)
 
 
@@ -218,6 +225,8 @@ def point(
     if unstable:
         against.append(unstable)
     cached, cached_source = _cached(done, facts)
+    if cached is not None and cached > CACHED_LIMIT:
+        marks.append(f"{cached:.0%} of the input came from the prefix cache: TTFT is that of a partly filled cache")
     nothing = Spread(missing=dict(NEEDED))
     made = Point(
         index=index,

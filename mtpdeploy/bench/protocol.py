@@ -232,7 +232,10 @@ def _enough(same: Sequence[Point], gain: float) -> str | None:
     if any(reason.startswith("unstable") for reason in same[-1].invalid_because):
         return "the point before was unstable: more load has no steady state either"
     if len(same) >= 2 and metrics.saturated(same[-2], same[-1], gain):
-        return f"saturated: the last value brought under {gain:.0%} more output tok/s"
+        by_client = any(reason.startswith("the client") for one in same[-2:] for reason in one.invalid_because)
+        return f"saturated: the last value brought under {gain:.0%} more output tok/s" + (
+            "; the client was the bottleneck there, so this is not the server's limit" if by_client else ""
+        )
     return None
 
 

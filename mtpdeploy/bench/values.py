@@ -67,6 +67,7 @@ class PointSpec:
     warmup: tuple[Request, ...] = ()
     repeat: int = 0
     arm: str | None = None
+    output_swept: bool = False  # the run has points of other output lengths
 
     @property
     def open_loop(self) -> bool:
@@ -80,6 +81,10 @@ class PointSpec:
             name = f"{self.rate:g} requests/s {self.process}"
         if self.open_loop and self.concurrency:
             name += f", at most {self.concurrency}"
+        if self.input_tokens:
+            name += f", input {self.input_tokens}"
+        if self.output_swept:
+            name += f", output {self.output_tokens}"
         extras = (f"{self.arm}:" if self.arm else "", name, f"(repeat {self.repeat + 1})" if self.repeat else "")
         return " ".join(extra for extra in extras if extra)
 

@@ -23,10 +23,10 @@ def text(answer: BenchAnswer, console: Console) -> None:
         console.print(f"not like for like: {unlike}", style="bold red")
     for point in answer.points:
         for why in point.invalid_because:
-            console.print(f"INVALID {name(point)}: {why}", style="bold red", soft_wrap=True)
+            console.print(f"INVALID {name(point, answer.points)}: {why}", style="bold red", soft_wrap=True)
     for point in answer.points:
         for mark in point.marks:
-            console.print(f"{name(point)}: {mark}", style="yellow", soft_wrap=True)
+            console.print(f"{name(point, answer.points)}: {mark}", style="yellow", soft_wrap=True)
     for note in answer.notes:
         console.print(f"note: {note}", style="yellow", soft_wrap=True)
     console.print(table(answer.points))
@@ -39,10 +39,12 @@ def text(answer: BenchAnswer, console: Console) -> None:
     for skipped in answer.meta.get("skipped", ()):
         console.print(f"not measured: {skipped['load']}: {skipped['why']}", style="dim", soft_wrap=True)
     if answer.knee is not None:
-        console.print(f"knee (most throughput per latency): {name(answer.knee)}")
+        console.print(f"knee (most throughput per latency): {name(answer.knee, answer.points)}")
     if answer.slo:
         best = (
-            f"{name(answer.best)}, {number(answer.best.output_tok_s)} tok/s" if answer.best else "none of these points"
+            f"{name(answer.best, answer.points)}, {number(answer.best.output_tok_s)} tok/s"
+            if answer.best
+            else "none of these points"
         )
         console.print(f"best that keeps {', '.join(map(str, answer.slo))}: {best}")
     route = answer.meta.get("api")
@@ -55,7 +57,8 @@ def text(answer: BenchAnswer, console: Console) -> None:
     console.print(f"next:\n  mtpdeploy report {answer.run_id}\n  mtpdeploy runs report {answer.run_id}")
 
 
-def name(point: Point | None) -> str:
+def name(point: Point | None, points: Sequence[Point]) -> str:
+    """The load in words, with the cap of the answers where `points`, those of the run, have several."""
     if point is None:
         return UNKNOWN
     load = f"concurrency {point.concurrency}"
@@ -63,6 +66,7 @@ def name(point: Point | None) -> str:
         load = f"{number(point.rate)} requests/s" if point.rate is not None else point.process
     extras = [
         f"input {point.input_length}" if point.input_length else "",
+        f"output {point.output_length}" if len({one.output_length for one in points}) > 1 else "",
         f"repeat {point.repeat + 1}" if point.repeat else "",
     ]
     told = ", ".join((load, *(extra for extra in extras if extra)))
@@ -91,7 +95,7 @@ def table(points: Sequence[Point]) -> Table:
         made.add_column(column, justify="right")
     for point in points:
         made.add_row(
-            Text(name(point), style="" if point.valid else "red"),
+            Text(name(point, points), style="" if point.valid else "red"),
             f"{point.completed}/{point.requests}",
             number(point.output_tok_s),
             number(point.output_tok_s_steady),
@@ -143,7 +147,7 @@ def _streams(points: Sequence[Point], console: Console) -> None:
         total = sum(point.tokens_per_chunk.values())
         shares = ", ".join(f"{size}: {count / total:.0%}" for size, count in list(point.tokens_per_chunk.items())[:8])
         console.print(
-            f"{name(point)}: chunk gap {number(point.chunk_gap_ms.p50)} ms p50, {number(point.chunk_gap_ms.p99)} p99; "
+            f"{name(point, points)}: chunk gap {number(point.chunk_gap_ms.p50)} ms p50, {number(point.chunk_gap_ms.p99)} p99; "
             + (f"tokens a chunk {shares}" if total else "the server gives no token count per chunk"),
             soft_wrap=True,
         )
@@ -165,7 +169,7 @@ def _acceptance(points: Sequence[Point], console: Console) -> None:
                 + ", ".join(f"{kind} {number(length)}" for kind, length in point.acceptance_by_class.items())
             )
         if parts:
-            console.print(f"{name(point)}: acceptance {'; '.join(parts)}", soft_wrap=True)
+            console.print(f"{name(point, points)}: acceptance {'; '.join(parts)}", soft_wrap=True)
 
 
 def _open_loop(points: Sequence[Point], console: Console) -> None:
@@ -173,7 +177,7 @@ def _open_loop(points: Sequence[Point], console: Console) -> None:
         if point.process == "closed":
             continue
         console.print(
-            f"{name(point)}: {point.process} open loop; from the scheduled time: TTFT {number(point.ttft_scheduled_ms.p50)} ms p50, "
+            f"{name(point, points)}: {point.process} open loop; from the scheduled time: TTFT {number(point.ttft_scheduled_ms.p50)} ms p50, "
             f"{number(point.ttft_scheduled_ms.p90)} p90; sent {number(point.lag_ms.p50)} ms late at p50, {number(point.lag_ms.max)} at most",
             soft_wrap=True,
         )
@@ -197,4 +201,4 @@ def _server(points: Sequence[Point], console: Console) -> None:
                 f"goodput {number(point.goodput['requests_s'])} requests/s ({float(str(point.goodput['share'])):.0%})"
             )
         if parts:
-            console.print(f"{name(point)}: {'; '.join(parts)}", style="dim", soft_wrap=True)
+            console.print(f"{name(point, points)}: {'; '.join(parts)}", style="dim", soft_wrap=True)
