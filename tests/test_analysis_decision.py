@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from published import SETTINGS as MTP
 from runs import bench_run
 
 from mtpdeploy.actions.frontier import frontier
@@ -19,16 +20,6 @@ from mtpdeploy.sglang.versions import Version
 from mtpdeploy.store import Run, Store
 
 TALK = Silent()
-MTP = {
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-    "mamba_radix_cache_strategy": "extra_buffer",
-    "max_mamba_cache_size": 24,
-    "mamba_full_memory_ratio": 0.4,
-    "mem_fraction_static": 0.92,
-}
 REAL = "hosts:\n  gpu1:\n    address: 192.0.2.1\n"
 
 
@@ -303,3 +294,58 @@ def test_the_break_even_has_the_interval_of_the_ratio(home: Path) -> None:
     assert isinstance(rows, list)
     for row in rows:
         assert row["low"] < row["break_even_accept_length"] < row["high"]
+
+
+# -- recommend, as it is typed
+
+
+def test_per_token_is_another_name_of_tpot(home: Path) -> None:
+    crossing_runs(home)
+    said = [
+        recommend(home=home, talk=TALK, workload="interactive", slo=f"ttft_p90_ms<500,{name}_p90_ms<10")
+        for name in ("tpot", "per_token")
+    ]
+    assert said[0].as_json() == said[1].as_json()
+    assert said[0].slo == ("ttft_p90_ms<500", "tpot_p90_ms<10")
+
+
+@pytest.mark.parametrize("slo", ["ttft_p90_ms<", "speed<3", "ttft<500", ",", "tpot_p90_ms<nan"])
+def test_a_refused_objective_names_the_keys_that_there_are(slo: str, home: Path) -> None:
+    crossing_runs(home)
+    with pytest.raises(UsageError, match="ttft_p90_ms") as caught:
+        recommend(home=home, talk=TALK, slo=slo)
+    assert "--slo" in caught.value.message
+
+
+def test_a_workload_file_counts_only_runs_under_it_and_says_what_to_measure(home: Path) -> None:
+    file = home / "my load.yml"
+    file.write_text("concurrency: [8]\nrequests: 8\noutput_tokens: 64\n")
+    crossing_runs(home)
+    with pytest.raises(NotFound, match="under workload my load") as caught:
+        recommend(home=home, talk=TALK, host="gpu1", workload=str(file))
+    assert caught.value.next_commands[0] == f"mtpdeploy campaign --host gpu1 --workload '{file}'"
+    bench_run(home, "mtp", speeds={8: 50}, workload="my load")
+    said = recommend(home=home, talk=TALK, host="gpu1", workload=str(file))
+    assert said.kind == "batch"
+    assert [one.spot.load.concurrency for one in said.judged] == [8]
+
+
+def test_a_rate_that_is_missed_says_what_is_turned_over(home: Path) -> None:
+    crossing_runs(home)
+    said = recommend(home=home, talk=TALK, workload="batch", rate=1000.0)
+    assert "it turns over" in said.why
+    assert said.nearest is not None
+    assert said.experiments
+
+
+def test_named_runs_alone_are_judged_and_simulated_ones_never_for_a_real_host(home: Path) -> None:
+    a, b = crossing_runs(home)
+    simulated = bench_run(home, "mtp-fast", speeds={1: 900}, simulated=True)
+    said = recommend(home=home, talk=TALK, workload="batch", run=[b.id, simulated.id])
+    assert {one.spot.profile for one in said.judged} == {"mtp"}
+    with pytest.raises(NotFound, match="only simulated runs"):
+        recommend(home=home, talk=TALK, run=[simulated.id])
+    campaign = Store(home).new_run("campaign", {"runs": [a.id, b.id]})
+    campaign.finish({})
+    whole = recommend(home=home, talk=TALK, workload="batch", run=[campaign.id])
+    assert {one.spot.profile for one in whole.judged} == {"baseline", "mtp"}

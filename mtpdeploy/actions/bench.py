@@ -183,7 +183,7 @@ class Wish:
             stop=stop,
         )
         notes = [prompting.RANDOM_WARNING] if asked.prompts == "random" else []
-        return cls(asked, given["workload"], spec, given["slo"], tuple(notes))
+        return cls(asked, named.name if named is not None else None, spec, given["slo"], tuple(notes))
 
     def complete(self, server: Mapping[str, Any]) -> load.Asked:
         """Where no load was asked for: concurrency 1 and the server's effective maximum."""

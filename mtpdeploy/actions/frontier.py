@@ -44,8 +44,11 @@ def alike(
     ]
     if not found:
         what = {True: "simulated ", False: "real "}.get(simulated, "") if simulated is not None else ""
-        where = f" on {host}" if host else ""
-        raise NotFound(f"no finished {what}benchmark{where} in {store.folder}", next_commands=HOW)
+        where = (f" on {host}" if host else "") + (f" under workload {workload}" if workload else "")
+        raise NotFound(
+            f"no finished {what}benchmark{where} in {store.folder}",
+            next_commands=HOW,
+        )
     return tuple(one for one in found if _work(one) == _work(found[0]))
 
 

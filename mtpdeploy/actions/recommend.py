@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,9 +63,13 @@ def recommend(
     if run:
         found = told_apart(_named(home, store, run, host))
     else:
-        found = _of_one_session(
-            told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
-        )
+        try:
+            found = told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
+        except NotFound as exc:
+            at = f" --host {host}" if host else ""
+            exc.next_commands = (f"mtpdeploy campaign{at} --workload {shlex.quote(workload)}", *HOW[:1])
+            raise
+        found = _of_one_session(found)
     budgets: dict[str, Mapping[str, object]] = {}
     for one in found:
         if one.label not in budgets and (held := one.memory or memory_of(store, one.provenance.launch_id)):

@@ -118,7 +118,7 @@ def recomputed(run: Run, slo: Sequence[metrics.Limit] | None = None) -> BenchAns
         )
     if slo is None:
         kept = run.meta.get("slo")
-        slo = metrics.parse_slo(",".join(str(one) for one in kept)) if isinstance(kept, list) else ()
+        slo = metrics.parse_slo(",".join(str(one) for one in kept)) if isinstance(kept, list) and kept else ()
     try:
         records = [Record.from_json(row) for row in run.read_jsonl("records.jsonl")]
         measured = [Measured.from_json(row) for row in run.read_jsonl("measured.jsonl")]

@@ -238,7 +238,10 @@ def _why(subject: Judged, met: bool, kind: Kind) -> str:
     )
     if met:
         return f"{spot.profile}: {figures}, the best of what was measured for {kind} work"
-    parts = [f"{name} is {value:.3g}" for name, value in subject.broken.items()]
+    parts = [
+        f"it turns over {value:.3g} of the {name}" if name.endswith(" requests/s") else f"{name} is {value:.3g}"
+        for name, value in subject.broken.items()
+    ]
     parts += [f"{name} was not measured well enough" for name in subject.unknown]
     return f"no measured profile meets it; nearest is {spot.profile}: {figures}, but {'; '.join(parts)}"
 
