@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from published import SETTINGS
+
 from mtpdeploy.analysis.model import Observation, Setting
 from mtpdeploy.analysis.space import Ground, space
 from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Search
@@ -26,13 +28,7 @@ DATA = Path(__file__).parent / "data"
 CAMPAIGNS = ("h200_grid.jsonl", "h200_case_grid.jsonl")
 MTP: Mapping[str, Any] = {
     "model_path": "Qwen/Qwen3.6-27B",
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-    "mamba_radix_cache_strategy": "extra_buffer",
-    "max_mamba_cache_size": 24,
-    "mamba_full_memory_ratio": 0.4,
+    **SETTINGS,
     "mem_fraction_static": 0.85,
 }
 FACTORS = {

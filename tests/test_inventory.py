@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from published import SETTINGS
 
 from mtpdeploy.errors import ConfigError, MtpError, NotFound, UsageError
 from mtpdeploy.inventory import (
@@ -410,17 +411,7 @@ def test_shipped_profile_resolves_without_a_host(home: Path, name: str) -> None:
 
 def test_the_mtp_profile_is_the_published_configuration(home: Path) -> None:
     args = resolve(load(home), None, "mtp").args
-    expected = {
-        "speculative_algorithm": "NEXTN",
-        "speculative_num_steps": 3,
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": 4,
-        "mamba_radix_cache_strategy": "extra_buffer",
-        "max_mamba_cache_size": 24,
-        "mamba_full_memory_ratio": 0.4,
-        "mem_fraction_static": 0.92,
-    }
-    assert {name: args[name] for name in expected} == expected
+    assert {name: args[name] for name in SETTINGS} == SETTINGS
 
 
 def test_baseline_differs_from_mtp_by_the_speculation_and_its_slots_only(home: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import SETTINGS
 
 from mtpdeploy.errors import ConfigError, PlanRefused
 from mtpdeploy.sglang import model as model_module
@@ -17,17 +18,7 @@ from mtpdeploy.sglang.versions import RELEASES, Version
 
 V = Version.parse
 MODEL = shipped("qwen3.6-27b")
-STORY = {
-    "model_path": "m",
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-    "mamba_radix_cache_strategy": "extra_buffer",
-    "max_mamba_cache_size": 24,
-    "mamba_full_memory_ratio": 0.4,
-    "mem_fraction_static": 0.92,
-}
+STORY = {"model_path": "m", **SETTINGS}
 SLOT = 153_944_064 / 2**30
 ON = {"SGLANG_ENABLE_SPEC_V2": "1"}
 

@@ -1,6 +1,7 @@
 """What kills a launch, and in which versions."""
 
 import pytest
+from published import DRAFTING
 
 from mtpdeploy.sglang.model import shipped
 from mtpdeploy.sglang.rules import check
@@ -8,13 +9,7 @@ from mtpdeploy.sglang.versions import RELEASES, Version
 
 V = Version.parse
 MODEL = shipped("qwen3.6-27b")
-MTP = {
-    "model_path": "m",
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-}
+MTP = {"model_path": "m", **DRAFTING}
 EXTRA = {**MTP, "mamba_radix_cache_strategy": "extra_buffer"}
 
 

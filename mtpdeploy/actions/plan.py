@@ -102,7 +102,7 @@ def plan(
 
     def one(target: Host | None) -> Planned:
         facts = stored_facts(home, target) if target else None
-        given = {
+        given: dict[str, Any] = {
             "sglang_version": sglang_version,
             "gpu_memory_gb": gpu_memory_gb,
             "available_gb": available_gb,
@@ -113,7 +113,7 @@ def plan(
             deployment = inventories.resolve(known_hosts, target, profile, set_, reveal=True)
         else:
             deployment = _from_command(command, known_hosts, target, set_, facts, given)
-        known = known_of(deployment, facts, **given)  # type: ignore[arg-type]
+        known = known_of(deployment, facts, **given)
         made = make_plan(deployment, known, home=home, as_written=command is not None)
         fit = None
         if want_concurrency is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from mtpdeploy.errors import UsageError
 from mtpdeploy.inventory.documents import Document, Problem, did_you_mean, read, refuse
@@ -14,6 +15,7 @@ from mtpdeploy.inventory.settings import Layer, layer
 from mtpdeploy.inventory.values import Gpu, Host, Simulate, SshOptions
 from mtpdeploy.resources import bundled
 
+T = TypeVar("T")
 ALIAS = re.compile(
     r"(?:(?P<user>[^@\s:,-][^@\s:,]*)@)?(?P<address>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<port>\d{1,5}))?"
 )
@@ -152,15 +154,10 @@ class _Loader:
         return layer(f"{what} ({shown(document.path, self._home)})", said, document, at, self._problems)
 
     def _host(self, name: str, document: Document, entry: HostEntry, weakest_first: list[Placed]) -> Host:
-        def strongest(key: str) -> object:
-            return next(
-                (value for placed in reversed(weakest_first) if (value := getattr(placed, key)) is not None), None
-            )
-
-        ssh: dict[str, object] = {}
+        ssh: dict[str, Any] = {}
         for placed in weakest_first:
             ssh.update({key: getattr(placed.ssh, key) for key in placed.ssh.model_fields_set} if placed.ssh else {})
-        simulate: dict[str, object] = {}
+        simulate: dict[str, Any] = {}
         for placed in weakest_first:
             simulate.update(
                 {key: getattr(placed.simulate, key) for key in placed.simulate.model_fields_set}
@@ -169,7 +166,7 @@ class _Loader:
             )
         simulated = any(placed.simulate is not None for placed in weakest_first)
         gpus: list[Gpu] = []
-        for gpu in strongest("gpus") or ():  # type: ignore[attr-defined]
+        for gpu in _strongest(weakest_first, lambda placed: placed.gpus) or ():
             for _ in range(gpu.count):
                 index = (
                     gpu.index
@@ -178,20 +175,25 @@ class _Loader:
                 )
                 gpus.append(Gpu(index, gpu.name, gpu.memory_gb))
         if simulated and not gpus:
-            played = Simulate(**simulate)  # type: ignore[arg-type]
+            played = Simulate(**simulate)
             gpus.append(Gpu(0, played.gpu_name, played.gpu_memory_gb))
         return Host(
             name=name,
             address=None if entry.local else entry.address or name,
-            user=strongest("user"),  # type: ignore[arg-type]
-            port=strongest("port"),  # type: ignore[arg-type]
+            user=_strongest(weakest_first, lambda placed: placed.user),
+            port=_strongest(weakest_first, lambda placed: placed.port),
             local=entry.local,
-            ssh=SshOptions(**ssh),  # type: ignore[arg-type]
+            ssh=SshOptions(**ssh),
             groups=tuple(entry.groups),
             gpus=tuple(gpus),
-            simulate=Simulate(**simulate) if simulated else None,  # type: ignore[arg-type]
+            simulate=Simulate(**simulate) if simulated else None,
             source=document.path,
         )
+
+
+def _strongest(weakest_first: Sequence[Placed], said: Callable[[Placed], T | None]) -> T | None:
+    """What the strongest layer says that says anything."""
+    return next((value for placed in reversed(weakest_first) if (value := said(placed)) is not None), None)
 
 
 def shown(path: Path, home: Path) -> str:

@@ -336,7 +336,7 @@ def _arguments(
         if flag.kind != "value":
             if equals:
                 problems.append(f"{flag.option} takes no value, and got {inline!r}")
-            value: ArgValue = not found.negated if flag.const is None else flag.const  # type: ignore[assignment]
+            value: ArgValue = not found.negated if flag.const is None else flag.const
         else:
             many = flag.nargs in ("+", "*")
             while not equals and position < len(words) and not is_option(words[position]) and (many or not given):
@@ -354,12 +354,10 @@ def _arguments(
             except ValueError as wrong:
                 problems.append(str(wrong))
                 continue
-            value = tuple(values) if many else (values[0] if values else flag.const)  # type: ignore[assignment]
+            value = tuple(values) if many else (values[0] if values else flag.const)
         if flag.field in flags.secret_fields():
             secrets[flag.field] = Secret(str(value))
-            notes.append(
-                f"{flag.option} is taken out of the command line, where everybody at the host would read it"
-            )
+            notes.append(f"{flag.option} is taken out of the command line, where everybody at the host would read it")
             continue
         if flag.field in args and args[flag.field] != value:
             notes.append(f"{flag.option} is given twice: {value!r} wins over {args[flag.field]!r}")

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from mtpdeploy.inventory.values import ArgValue
 from mtpdeploy.sglang.versions import NEWEST, RELEASES, Version
 
 Kind = Literal["value", "flag", "switch"]  # takes a value; store-true; --x and --no-x
@@ -57,17 +58,17 @@ class Flag:
     required: bool = False
     deprecated: bool = False
     dead: bool = False
-    const: object = None
+    const: ArgValue = None
     use: str | None = None
     group: str = ""
 
 
 @lru_cache(maxsize=1)
-def _table() -> Mapping[str, list[dict[str, object]]]:
+def _table() -> Mapping[str, list[dict[str, Any]]]:
     data = json.loads(Path(__file__).with_name("flags.json").read_text())
     if tuple(data["versions"]) != RELEASES:
         raise RuntimeError("flags.json and versions.RELEASES name different releases")
-    flags: Mapping[str, list[dict[str, object]]] = data["flags"]
+    flags: Mapping[str, list[dict[str, Any]]] = data["flags"]
     return flags
 
 
@@ -89,17 +90,17 @@ def flags_of(version: Version) -> Mapping[str, Flag]:
             found[option] = Flag(
                 option=option,
                 field=_field_of(option, run, runs[-1]),
-                kind=run["kind"],  # type: ignore[arg-type]
+                kind=run["kind"],
                 type=str(run.get("type", "str")),
-                nargs=run.get("nargs"),  # type: ignore[arg-type]
-                choices=tuple(choices),  # type: ignore[arg-type]
+                nargs=run.get("nargs"),
+                choices=tuple(choices),
                 choices_computed=bool(run.get("choices_computed")),
                 default=_frozen(run.get("default")),
                 required=bool(run.get("required")),
                 deprecated=bool(run.get("deprecated")),
                 dead=bool(run.get("dead")),
                 const=run.get("const") if option not in _SAME else None,
-                use=run.get("use"),  # type: ignore[arg-type]
+                use=run.get("use"),
                 group=str(run.get("primary", option)),
             )
     return found
@@ -340,10 +341,10 @@ def human_int(text: str) -> int:
     return int(found[4]) << 10 * ("KMGT".index(found[5]) + 1)
 
 
-def coerce(flag: Flag, text: str) -> object:
+def coerce(flag: Flag, text: str) -> ArgValue:
     """One value of `flag` as argparse would store it. ValueError says what is wrong and what would be right."""
     try:
-        value: object
+        value: ArgValue
         match flag.type:
             case "int":
                 value = int(text)

@@ -27,6 +27,9 @@ class Event:
         return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
+BarKind = Literal["weights", "download", "graphs", "compile", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchHeader(Event):
     """`# mtpdeploy launch <id> boot <n> …`: a boot of one of our own launches begins."""
@@ -206,7 +209,7 @@ class HealthCheckFailed(Event):
 class Bar(Event):
     """A progress bar. `what`: weights, download, graphs, compile or other."""
 
-    what: Literal["weights", "download", "graphs", "compile", "other"]
+    what: BarKind
     done: int
     total: int
 

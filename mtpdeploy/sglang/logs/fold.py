@@ -239,7 +239,7 @@ class Fold:
         """The last boot's values; `boots` counts them all. Asking does not disturb the fold."""
         boot = self.boot
         verdict = decide(boot)
-        values: dict[str, object] = {} if boot.mixed else _memory(boot)
+        values: dict[str, Any] = {} if boot.mixed else _memory(boot)
         ready: bool | None
         if boot.ready_lines or boot.served:
             ready = True
@@ -274,7 +274,7 @@ class Fold:
             capped_to=boot.capped_to,
             slots_per_request=boot.slots_per_request,
             exit_code=boot.trouble.exit_code,
-            **values,  # type: ignore[arg-type]
+            **values,
         )
 
 
@@ -606,10 +606,10 @@ def _rank_order(name: str | None) -> tuple[int, ...]:
     return tuple(int(n) for n in _RANK_NUMBERS.findall(name or ""))
 
 
-def _memory(boot: Boot) -> dict[str, object]:
+def _memory(boot: Boot) -> dict[str, Any]:
     ordered = sorted(boot.ranks.items(), key=lambda item: _rank_order(item[0]))
     ordered = [(n, r) for n, r in ordered if r.loads or r.pools or r.graphs or r.sizes]
-    out: dict[str, object] = {}
+    out: dict[str, Any] = {}  # by the summary's own names
     if ordered:
         out["rank"] = ordered[0][0]
     elif boot.first is not None:
@@ -628,8 +628,8 @@ def _memory(boot: Boot) -> dict[str, object]:
             for key, value in _pool_values(target_pool, rank).items():
                 if value is not None:
                     out.setdefault(key, value)
-        if draft_pool is not None and "kv_tokens" not in (draft_values := out.get("draft") or {}):  # type: ignore[operator]
-            out["draft"] = {**draft_values, **_draft_pool(draft_pool)}  # type: ignore[dict-item]
+        if draft_pool is not None and "kv_tokens" not in (draft_values := out.get("draft") or {}):
+            out["draft"] = {**draft_values, **_draft_pool(draft_pool)}
         if rank.mamba is not None and "mamba_cache" not in out:
             m = rank.mamba
             out["mamba_cache"] = {

@@ -374,7 +374,7 @@ def _masked(event: ev.Event) -> ev.Event:
 
 
 def _bar(line: Line, label: str, done: int, total: int) -> ev.Event:
-    what: str
+    what: ev.BarKind
     if "Completed" in label or "shards" in label or "Loading" in label:
         what = "weights"
     elif "Capturing" in label:
@@ -385,7 +385,7 @@ def _bar(line: Line, label: str, done: int, total: int) -> ev.Event:
         what = "download"
     else:
         what = "other"
-    return ev.Bar(line.time, line.rank, f"{label[-60:].strip()} {done}/{total}", what, done, total)  # type: ignore[arg-type]
+    return ev.Bar(line.time, line.rank, f"{label[-60:].strip()} {done}/{total}", what, done, total)
 
 
 def _float(raw: bytes) -> float | None:
