@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mtpdeploy.resources import bundled
 
@@ -113,3 +116,15 @@ def test_an_installed_wheel_works_in_an_empty_folder(built: Path, tmp_path: Path
         cwd=empty,
     )
     assert "launch.sh.j2" in rendered
+
+
+def test_the_lock_has_a_version_that_fits_each_dependency() -> None:
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    wanted = declared["options"]["install_requires"] + declared["options.extras_require"]["dev"]
+    pins = [Requirement(line) for line in (ROOT / "requirements-dev.lock").read_text().split()]
+    locked = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    needed = [Requirement(line) for line in wanted.split("\n") if line.strip()]
+    assert len(needed) > 20
+    wrong = [str(each) for each in needed if locked.get(canonicalize_name(each.name), "none") not in each.specifier]
+    assert wrong == []
