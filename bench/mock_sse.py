@@ -4,7 +4,8 @@
 
 Prints `port N`. Answers POST /v1/chat/completions (usage in every chunk if asked for) and /generate (cumulative text), on a schedule
 that is absolute from the moment when the request was parsed. GET /record gives and forgets, per request: seconds from parsed to the
-first token handed to the kernel, and the parsed time (CLOCK_MONOTONIC). A raw asyncio.Protocol: it must never be the limit.
+first token handed to the kernel, and the parsed time (CLOCK_MONOTONIC); GET /ended: the parsed time and that of the last event.
+A raw asyncio.Protocol: it must never be the limit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import socket
 import time
 
 RECORD: list[tuple[float, float]] = []
+ENDED: list[tuple[float, float]] = []
 
 
 class Pace:
@@ -73,25 +75,27 @@ class Stream(asyncio.Protocol):
         if not blank:
             return
         line = head.split(b"\r\n", 1)[0].split()
-        if line[0] == b"GET":
-            self.got = b""
-            self.get(line[1].decode())
-            return
-        length = next(
-            int(part.split(b":")[1]) for part in head.split(b"\r\n") if part.lower().startswith(b"content-length:")
-        )
-        if len(body) < length:
+        heads = dict(part.lower().split(b":", 1) for part in head.split(b"\r\n")[1:])
+        if heads.get(b"transfer-encoding", b"").strip() == b"chunked":
+            if not body.endswith(b"0\r\n\r\n"):
+                return
+            body = unchunked(body)
+        elif len(body) < int(heads.get(b"content-length", 0)):
             return
         self.got = b""
+        if line[0] != b"POST" or not line[1].endswith((b"/completions", b"/generate")):
+            self.get(line[1].decode())
+            return
         self.begin(line[1].decode(), json.loads(body))
 
     def get(self, path: str) -> None:
         assert self.transport is not None
         known: object = {"object": "list", "data": [{"id": "mock", "owned_by": "mock"}]}
         status = "200 OK"
-        if path == "/record":
-            known = list(RECORD)
+        if path in ("/record", "/ended"):
+            known = list(RECORD if path == "/record" else ENDED)
             RECORD.clear()
+            ENDED.clear()
         elif path not in ("/v1/models", "/health"):
             known, status = {"detail": "Not Found"}, "404 Not Found"
         body = json.dumps(known).encode()
@@ -158,6 +162,7 @@ class Stream(asyncio.Protocol):
                     "usage": {"prompt_tokens": 9, "total_tokens": 9 + self.sent, "completion_tokens": self.sent},
                 }
             )
+        ENDED.append((self.parsed, time.monotonic()))
         self.piece(b"data: [DONE]\n\n")
         self.transport.write(b"0\r\n\r\n")
 
@@ -207,6 +212,18 @@ def share(options: argparse.Namespace) -> socket.socket:
         mine, port = one, one.getsockname()[1]
     print(f"port {port}", flush=True)
     return mine
+
+
+def unchunked(body: bytes) -> bytes:
+    """A request's body without HTTP's chunks."""
+    plain, at = b"", 0
+    while True:
+        edge = body.index(b"\r\n", at)
+        size = int(body[at:edge], 16)
+        if not size:
+            return plain
+        plain += body[edge + 2 : edge + 2 + size]
+        at = edge + 4 + size
 
 
 async def serve(options: argparse.Namespace, listening: socket.socket) -> None:
