@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib.util
+import json
 import os
 import re
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 import zstandard
@@ -17,6 +20,9 @@ from commands import parse
 from mtpdeploy import errors
 from mtpdeploy.actions.verbs import verbs
 from mtpdeploy.cli import main
+from mtpdeploy.sglang import failures
+from mtpdeploy.sglang.logs.summary import Phase, Summary
+from mtpdeploy.sglang.verify import Gate, Status, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -158,3 +164,37 @@ def test_what_the_readme_shows_first_is_what_comes_out(folder: Path, capsys: pyt
     pieces = [" ".join(piece.split()) for piece in re.split(r"…|\n(?=\S)", shown)]
     assert [piece for piece in pieces if piece and piece not in came] == []
     assert len(pieces) > 3
+
+
+def _keys(value: object) -> set[str]:
+    """Every key of a JSON document, but for those of mappings whose keys are names of something else."""
+    if isinstance(value, dict):
+        return set(value).union(*(_keys(v) for k, v in value.items() if k not in ("set", "env", "fix")))
+    return set().union(*map(_keys, value)) if isinstance(value, list) else set()
+
+
+@pytest.mark.parametrize(
+    ("line", "page"),
+    [
+        ("mtpdeploy plan --profile mtp --gpu-memory-gb 96 --want-concurrency 16 --json", "memory"),
+        ("mtpdeploy plan --profile mtp --gpu-memory-gb 40 --json", "memory"),
+        ("mtpdeploy verify --file server.log --json", "verify"),
+    ],
+)
+def test_every_key_of_an_answer_is_explained(
+    line: str, page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(line)
+    words = set(re.findall(r"\w+", (ROOT / "docs" / f"{page}.md").read_text()))
+    assert _keys(json.loads(capsys.readouterr().out)) - words == set()
+
+
+def test_every_word_that_an_answer_may_use_is_explained() -> None:
+    read = {
+        "verify": (*get_args(Status), *get_args(Verdict), *get_args(Gate)),
+        "log-summary": (*get_args(Phase), *(field.name for field in dataclasses.fields(Summary))),
+        "runbooks/README": tuple(failures.CLASSES),
+    }
+    for page, words in read.items():
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        assert [word for word in words if not re.search(rf"\b{word}\b", text)] == [], page
