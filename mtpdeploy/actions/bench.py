@@ -725,7 +725,7 @@ class Keeper:
         self._settle(self.run, recomputed(self.run))
         if unlike:
             self.run.update_meta(
-                not_like_for_like=unlike_arms(self.run), provenance={**shared_by_arms(self.run), **self._known()}
+                not_like_for_like=unlike_arms(self.run), provenance=shared_by_arms(self.run, self._known())
             )
         return recomputed(self.run)
 
@@ -762,13 +762,14 @@ class Keeper:
         )
 
 
-def shared_by_arms(run: Run) -> dict[str, Any]:
-    """The conditions that are the same for every arm; the others stand with the arms."""
+def shared_by_arms(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:
+    """`known` with the conditions that are the same for every arm, and without those that are not: they stand with the arms."""
     arms = run.meta.get("arms")
     facts = [one for one in arms.values() if isinstance(one, Mapping)] if isinstance(arms, Mapping) else []
-    if not facts:
-        return {}
-    return {key: value for key, value in facts[0].items() if all(one.get(key) == value for one in facts[1:])}
+    told = {key for one in facts for key in one}
+    same = {key for key in told if all(one.get(key) == facts[0].get(key) for one in facts)}
+    kept = {key: value for key, value in known.items() if key not in told or key in same}
+    return {**kept, **{key: facts[0][key] for key in same if facts[0].get(key) is not None}}
 
 
 def _line(row: object) -> str:
