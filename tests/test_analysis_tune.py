@@ -118,6 +118,17 @@ def test_a_limit_that_nothing_meets_leaves_no_best() -> None:
     assert isinstance(search.propose(), Stop)
 
 
+def test_a_setting_that_missed_the_limits_is_not_tried_again_under_another_name() -> None:
+    cells = [Candidate({"running": n, "fraction": f}, {}, Setting(1, 4, n)) for n in (8, 4) for f in (0.85, 0.9)]
+    search = Search(cells, Objective("throughput", (8,)), 512, 256)
+    first = search.propose()
+    assert isinstance(first, Proposal)
+    search.tell(Outcome(first.candidate, "ok", None, 1.0))
+    second = search.propose()
+    assert isinstance(second, Proposal)
+    assert second.candidate.setting != first.candidate.setting
+
+
 def test_a_latency_limit_moves_the_choice_to_fewer_drafts_or_requests() -> None:
     free, bounded = (real_grid(Objective("throughput", LOADS, limit)) for limit in (None, 7.0))
     best = max(free.truth, key=lambda key: free.truth[key] or 0)

@@ -218,6 +218,8 @@ def test_a_profile_that_somebody_wrote_is_not_overwritten(home: Path) -> None:
         ({"gpu_memory_gb": -1.0}, "--gpu-memory-gb"),
         ({"budget_minutes": float("nan")}, "--budget-minutes"),
         ({"workload": "arrivals", "concurrency": None}, "open loop"),
+        ({"slo": "ttft_p99_ms<500"}, "needs 459 requests a load"),
+        ({"slo": "tpot_p90_ms<20", "requests": 4}, "needs 10 requests a load"),
         ({"host": "local,local2"}, "not on 2"),
     ],
 )

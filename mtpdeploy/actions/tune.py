@@ -30,6 +30,7 @@ from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.analysis.space import FACTORS, GIVEABLE, Ground, Space, default_factors, space
 from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Proposal, Search, Status, Stop, status_of
 from mtpdeploy.errors import (
+    CannotTell,
     ConfigError,
     HostLocked,
     HostUnreachable,
@@ -108,6 +109,12 @@ class Tuned:
     simulated: bool
     predicted: tuple[Proposal, ...] = ()
     prices: tuple[Price, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0; 12 where the search ended without an answer: nothing came up, or the confirmation does not decide."""
+        undecided = self.best is None or (self.comparison is not None and self.verdict == "can't tell")
+        return CannotTell.exit_code if self.run_id is not None and undecided else 0
 
     @property
     def factors(self) -> Mapping[str, Sequence[Any]]:
@@ -669,9 +676,9 @@ class _Searcher:
         held = search.best.candidate if search.best else None
         if held is None:
             ranked = search.ranked(1)
-            held = ranked[0].candidate if ranked else None
+            held = ranked[0].candidate if ranked and not search.outcomes else None
         if held is None or self.spec.own_space:
-            return ()
+            return ()  # nothing came up: there is nothing to compare with
         found = []
         for one in GIVEABLE:
             if one in self.spec.give_up:

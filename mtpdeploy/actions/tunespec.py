@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mtpdeploy.analysis.space import GIVEABLE, parse_factors
+from mtpdeploy.analysis.tune import REQUESTS
 from mtpdeploy.bench import load
-from mtpdeploy.bench.metrics import Limit, parse_slo
+from mtpdeploy.bench.metrics import NEEDED, Limit, parse_slo
 from mtpdeploy.errors import ConfigError, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.store import Run
@@ -99,6 +100,12 @@ def read_spec(home: Path, host: str, profile: str, given: Mapping[str, Any]) -> 
             loads = tuple(int(one) for one in load.numbers(given["concurrency"], int, "--concurrency"))
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
+    requests = given["requests"] or (held.requests if held else None)
+    for limit in limits(given["slo"]):
+        # A percentile of too few requests is unknown, and what is unknown does not hold: every setting would miss it.
+        needed = NEEDED.get(limit.key.split("_")[-2], 0) if limit.key.endswith("_ms") else 0
+        if needed > (requests or REQUESTS):
+            raise UsageError(f"--slo {limit} needs {needed} requests a load: give --requests {needed}, or use p50")
     give_up = tuple(part.strip() for part in (given["give_up"] or "").split(",") if part.strip())
     for one in give_up:
         _one_of("--give-up", one, GIVEABLE)
@@ -116,7 +123,7 @@ def read_spec(home: Path, host: str, profile: str, given: Mapping[str, Any]) -> 
         name=given["name"] or f"{Path(profile).stem}-tuned", sets=tuple(given["set_"]),
         inventory=tuple(str(Path(one).absolute()) for one in given["inventory"]), bench=bench,
         input_tokens=(held.input_tokens if held else None) or PROMPT_TOKENS, output_tokens=answer,
-        requests=given["requests"] or (held.requests if held else None), gpu_memory_gb=given["gpu_memory_gb"],
+        requests=requests, gpu_memory_gb=given["gpu_memory_gb"],
         own_space=given["space_"] is not None,
     )  # fmt: skip
 

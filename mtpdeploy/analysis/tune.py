@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -221,7 +222,12 @@ class Search:
         gains: list[float | None]
         if best is None or best.value is None:
             gains = [None] * len(open_)
-            scores = [mean + math.log(max(chance, 1e-9)) for (mean, _), chance in zip(predicted, chances, strict=True)]
+            missed = Counter(one.candidate.setting for one in self.outcomes if one.status == "ok")
+            # What came up and missed the limits is not tried at once under another name.
+            scores = [
+                mean + math.log(max(chance, 1e-9)) - missed[one.setting]
+                for one, (mean, _), chance in zip(open_, predicted, chances, strict=True)
+            ]
         else:
             level = math.log(best.value)
             gains = [
