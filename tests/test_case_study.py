@@ -95,8 +95,8 @@ def test_the_tuned_pair_is_decided_where_the_prompts_were_the_same_and_only_ther
     made = compare(
         home=home,
         talk=Silent(),
-        a="20261130-062654,20261130-062714,20261130-062732,20261130-062753",
-        b="20261130-061817,20261130-061842,20261130-061857,20261130-061913",
+        a="baseline-tuned",
+        b="mtp-tuned",
     )
     assert {one.load.concurrency: one.verdict for one in made.loads} == {
         1: "can't tell", 16: "can't tell", 32: "faster", 64: "faster",
@@ -104,8 +104,19 @@ def test_the_tuned_pair_is_decided_where_the_prompts_were_the_same_and_only_ther
     assert {one.load.concurrency for one in made.loads if one.paired} == {32, 64}
 
 
-def test_a_recommendation_names_real_runs_as_its_evidence(home: Path) -> None:
-    said = recommend(home=home, talk=Silent()).as_json()
-    text = str(said)
+@pytest.mark.parametrize(
+    ("asked", "profile", "run"),
+    [
+        ({}, "mtp-tuned", "20261130-061857-cdaf"),
+        ({"slo": "tpot_p90_ms<10"}, "mtp-tuned", "20261130-061842-74b0"),
+        ({"workload": "batch"}, "mtp-tuned", "20261130-061913-266d"),
+        ({"workload": "interactive"}, "mtp-replay", "20261130-062411-095a"),
+    ],
+)
+def test_a_recommendation_weighs_every_load_of_a_launch_and_names_the_run(
+    home: Path, asked: dict[str, Any], profile: str, run: str
+) -> None:
+    said = recommend(home=home, talk=Silent(), **asked).as_json()
     assert said["simulated"] is False
-    assert any(path.name in text for path in (home / "runs").glob("2026*"))
+    assert said["profile"] == profile
+    assert run in str(said)

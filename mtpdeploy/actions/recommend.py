@@ -16,7 +16,7 @@ from mtpdeploy.errors import MtpError, NotFound, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.progress import Talk
 from mtpdeploy.store import Store
-from mtpdeploy.store.choose import HOW, chosen
+from mtpdeploy.store.choose import HOW, chosen, together
 from mtpdeploy.store.launches import memory_of
 
 KINDS: tuple[Kind, ...] = ("interactive", "batch", "mixed")
@@ -181,13 +181,8 @@ def _simulated(home: Path, store: Store, host: str | None) -> bool | None:
 
 
 def _of_one_session(found: tuple[Measured, ...]) -> tuple[Measured, ...]:
-    """Of each profile its newest run, and those of the same session as that: older ones speak of other days."""
+    """Of each profile its newest run, and those measured together with it: older ones speak of other days."""
     newest: dict[str, Measured] = {}
     for one in found:
         newest.setdefault(one.label, one)
-    return tuple(
-        one
-        for one in found
-        if one is newest[one.label]
-        or (one.provenance.session is not None and one.provenance.session == newest[one.label].provenance.session)
-    )
+    return tuple(one for one in found if together(one, newest[one.label]))

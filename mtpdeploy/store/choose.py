@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from mtpdeploy.analysis.provenance import Provenance
 from mtpdeploy.analysis.samples import Measured
 from mtpdeploy.errors import ConfigError, NotFound, UsageError
 from mtpdeploy.store.measured import arms_of, measured
@@ -19,7 +20,8 @@ def chosen(
     """The runs that `name` stands for, oldest first.
 
     A profile means its newest finished benchmark (with `beside`: on the same host under the same workload as that run),
-    together with its other runs of the same session, which are its repeats. Beside a run of a session, its own session counts first.
+    together with its other runs of the same session, which are its repeats, or of the same launch, which are its other loads. Beside a
+    run of a session, its own session counts first.
     """
     made = []
     for part in filter(None, (piece.strip() for piece in name.split(","))):
@@ -112,7 +114,7 @@ def _of_profile(
             made = (*(one for one in made if one.provenance.session == beside.provenance.session), *made)
         for one in made:
             if one.provenance.profile == profile or one.provenance.arm == profile:
-                if found and not _repeat_of(one, found[0]):
+                if found and not together(one, found[0]):
                     break
                 found.append(one)
         if found:
@@ -140,8 +142,8 @@ def _newest_two(
             newest.provenance.workload,
         )
         if alike and other.label != newest.label:
-            b = tuple(one for one in measurements if one.label == newest.label and _repeat_of(one, newest))
-            a = tuple(one for one in measurements if one.label == other.label and _repeat_of(one, other))
+            b = tuple(one for one in measurements if one.label == newest.label and together(one, newest))
+            a = tuple(one for one in measurements if one.label == other.label and together(one, other))
             return tuple(reversed(a)), tuple(reversed(b))
     raise NotFound(
         f"only {newest.label} has been measured on {newest.provenance.host or 'that endpoint'} under that workload",
@@ -149,11 +151,22 @@ def _newest_two(
     )
 
 
-def _repeat_of(one: Measured, first: Measured) -> bool:
+def together(one: Measured, first: Measured) -> bool:
+    """Whether two runs of a profile speak of one measurement: of one run or session, or, outside of sessions, the same
+    kind of load on the same boot of the same launch (a sweep that was typed load by load).
+    """
     if one.run_id == first.run_id:
         return True
-    alike = one.provenance.session == first.provenance.session and one.provenance.args == first.provenance.args
-    return first.provenance.session is not None and alike
+    own, other = one.provenance, first.provenance
+    if own.args != other.args:
+        return False
+    if own.session is not None or other.session is not None:
+        return own.session == other.session
+    return other.launch_id is not None and _on(own) == _on(other)
+
+
+def _on(said: Provenance) -> tuple[object, ...]:
+    return said.launch_id, said.boot, said.workload, said.input_tokens, said.output_tokens, said.prompts
 
 
 def _readable(store: Store, name: str) -> list[Measured]:
