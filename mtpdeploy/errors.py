@@ -22,7 +22,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_ENDLESS = re.compile(r"\S{1000,}")
 
 
 class MtpError(Exception):
@@ -45,6 +48,8 @@ class MtpError(Exception):
         runbook: str | None = None,
         details: dict[str, object] | None = None,
     ) -> None:
+        # A value that is repeated back may be anything: a word of a whole page hides the sentence around it.
+        message = _ENDLESS.sub(lambda word: f"{word[0][:80]}…", message)
         super().__init__(message)
         self.message = message
         self.evidence = tuple(evidence)

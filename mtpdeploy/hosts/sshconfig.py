@@ -6,6 +6,8 @@ Paramiko's own parser ignores Include and parts of Match, so `ssh -G` is the aut
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -135,7 +137,8 @@ def _proxy(
         )  # fmt: skip
     command = values.get("proxycommand", ["none"])[0]
     if command and command != "none":
-        for mark, value in (("%h", hostname), ("%p", str(port)), ("%r", user or ""), ("%%", "%")):
-            command = command.replace(mark, value)
+        # One pass, so that a value's own % stands for itself; quoted, since a shell reads it.
+        values_of = {"%h": shlex.quote(hostname), "%p": str(port), "%r": shlex.quote(user or ""), "%%": "%"}
+        command = re.sub(r"%[hpr%]", lambda mark: values_of[mark[0]], command)
         return ("/bin/sh", "-c", f"exec {command}")
     return None

@@ -15,6 +15,7 @@ from mtpdeploy.inventory.values import Workload
 from mtpdeploy.resources import bundled
 
 MAX_EXTENDS = 8
+_NAME_MAX = 255  # bytes of a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def workload_names(home: Path) -> tuple[str, ...]:
 
 
 def _find(home: Path, kind: str, name: str) -> Path:
+    if "/" not in name and len(name.encode()) > _NAME_MAX - len(".yaml"):
+        raise NotFound(f"no {kind[:-1]} {name[:60]!r}…: that is too long for a file's name")
     if name.endswith((".yml", ".yaml")) or "/" in name:
         return Path(name).expanduser()
     for folder in _folders(home, kind):

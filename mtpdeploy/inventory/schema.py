@@ -13,12 +13,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mtpdeploy.inventory.documents import Document, KeyPath, Problem, did_you_mean
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"  # of hosts and groups
+# Lengths are bounded where a name becomes a file or a word of a command line.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z"  # of hosts and groups
 SERVICE = r"^[a-z0-9][a-z0-9-]{0,40}$"
 NEIGHBOURS = ("agent", "bench")  # folders of the work folder beside those of the services
-PLAIN = r"^[^-\s\x00-\x1f][^\x00-\x1f]*$"  # no control characters, and never mistaken for an option
-WORD = r"^[^-\s\x00-\x1f@][^\s\x00-\x1f@]*$"
-REMOTE_PATH = r"^(~/|/)[^\x00-\x1f]*$"
+PLAIN = r"^[^-\s\x00-\x1f][^\x00-\x1f]{0,1023}$"  # no control characters, and never mistaken for an option
+WORD = r"^[^-\s\x00-\x1f@][^\s\x00-\x1f@]{0,252}$"
+REMOTE_PATH = r"^(~/|/)[^\x00-\x1f]{0,1023}$"
 
 
 _PATTERNS = {
