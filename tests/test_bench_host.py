@@ -16,6 +16,7 @@ import yaml
 
 from mtpdeploy.actions import benchhost
 from mtpdeploy.actions.bench import bench
+from mtpdeploy.actions.benchservice import nonce
 from mtpdeploy.actions.deploy import deploy
 from mtpdeploy.actions.launches import stop
 from mtpdeploy.actions.report import BenchAnswer, report
@@ -23,6 +24,7 @@ from mtpdeploy.errors import LineCut, NotFound, NotOurs, UsageError
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.progress import Silent
 from mtpdeploy.resources import bundled
+from mtpdeploy.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +64,47 @@ def test_a_plain_bench_measures_the_deployed_launch_at_one_and_at_its_limit(serv
     assert provenance["client_place"] == "host"
     assert provenance["args"]["speculative_num_steps"] == 3
     assert provenance["capacity"]["max_running_requests"] == 4
+    assert "port owner descends from it" in provenance["proof"]
+    assert provenance["effective_args"]["speculative_num_draft_tokens"] == 4
+    assert provenance["versions"]["sglang"] == provenance["sglang_version"]
+    assert provenance["client"]["mtpdeploy"]
+    assert (provenance["gpu"], provenance["driver"] is None) == ("NVIDIA H200", False)
     assert answer.points[0].accept_length == pytest.approx(3.2, abs=0.4)
     assert not list((service / "work" / "bench").iterdir())  # the copy at the host is gone once the records are here
 
 
 def test_from_here_measures_the_same_service_through_a_tunnel(service: Path) -> None:
     answer = measure(service, concurrency="2", from_="here")
-    assert answer.meta["provenance"]["client_place"] == "here"
+    provenance = answer.meta["provenance"]
+    assert provenance["client_place"] == "here"
+    assert provenance["versions"]["sglang"] == provenance["sglang_version"]  # read at the server's host
     assert answer.points[0].completed == 6
+    (facts,) = Store(service).run(answer.run_id).read_jsonl("measured.jsonl")
+    for side in ("server_before", "server_after"):  # proven by the agent, before and after
+        assert {"launch_id", "boot", "pid", "started"} <= set(facts[side])  # type: ignore[call-overload]
+    assert facts["server_before"]["launch_id"] == provenance["launch_id"]  # type: ignore[index]
+
+
+def test_two_benchmarks_of_one_launch_never_send_the_same_request(service: Path) -> None:
+    runs = [measure(service, concurrency="1", requests=2, output_tokens="8") for _ in range(2)]
+    sent = [{line["sent"] for line in Store(service).run(one.run_id).read_jsonl("outputs.jsonl")} for one in runs]
+    assert len(sent[0]) == len(sent[1]) == 2
+    assert sent[0].isdisjoint(sent[1])
+
+
+def test_the_first_benchmarks_of_two_launches_send_the_same_requests(tmp_path: Path) -> None:
+    launches = ("20261130T101500Z-aaaaaa", "20261130T102500Z-bbbbbb")
+    first, other = (nonce(tmp_path, launch, 1, 0) for launch in launches)
+    assert first == other is not None
+    run = Store(tmp_path).new_run("bench", {"provenance": {"launch_id": launches[0], "boot": 1}})
+    run.path.rename(run.path.with_name("20261130-101600-abcd"))
+    again = nonce(tmp_path, launches[0], 1, 0)
+    assert again != first
+    assert (
+        nonce(tmp_path, launches[0], 2, 0) == nonce(tmp_path, launches[1], 1, 0) == first
+    )  # a restart empties the cache
+    assert nonce(tmp_path, launches[1], 1, 7) != first
+    assert nonce(tmp_path, None, None, 0) is None
 
 
 def test_a_cut_line_loses_no_record(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +172,7 @@ def test_ctrl_c_stops_the_load_at_the_host_and_keeps_complete_points(service: Pa
     answer = measure(service, concurrency="1,2", requests=40, output_tokens="600")
     thread.join()
     assert answer.exit_code == 130
-    assert answer.points[0].valid
+    assert answer.points[0].valid, answer.points[0].invalid_because
     assert answer.points[0].completed == 40
     assert len(answer.points) == 1 or not answer.points[1].complete
 

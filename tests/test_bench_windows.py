@@ -12,8 +12,9 @@ from bench_server import Mock, Script
 
 from mtpdeploy.actions.bench import bench
 from mtpdeploy.actions.report import BenchAnswer
-from mtpdeploy.bench import outputs, protocol
-from mtpdeploy.bench.values import Message, Point, Record, Sample
+from mtpdeploy.bench import metrics, outputs, protocol
+from mtpdeploy.bench.counters import parse, was_reset
+from mtpdeploy.bench.values import Measured, Message, Point, Record, Sample
 from mtpdeploy.progress import Silent
 from mtpdeploy.store import Store
 
@@ -113,3 +114,27 @@ def test_another_salt_or_cap_is_another_request() -> None:
     said = (Message("user", "hello \ud800"),)
     assert outputs.sent(said, 10) == outputs.sent(said, 10)
     assert len({outputs.sent(said, 10), outputs.sent(said, 11), outputs.sent((Message("user", "hello"),), 10)}) == 3
+
+
+def test_a_server_that_could_not_be_proven_again_or_whose_counters_fell_makes_the_point_invalid() -> None:
+    for after, says in (
+        ({"unproven": "gpu1: the line was cut"}, "could not be proven"),
+        ({"reset": "its counters fell"}, "was restarted"),
+        ({"boot": 2}, "the boot was 1, then 2"),
+        ({"gone": "what answers is not the recorded launch (stale)"}, "not the recorded launch"),
+    ):
+        facts = Measured(0, "2026-11-30T10:00:00Z", 1.0, server_before={"boot": 1}, server_after={"boot": 1, **after})
+        assert any(says in why for why in metrics.point([], facts).invalid_because)
+
+
+def test_a_new_start_time_of_the_process_is_a_restart() -> None:
+    before, after = (
+        parse(f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {at}") for at in (5, 9)
+    )
+    assert was_reset(before, after)
+    assert not was_reset(before, before)
+
+
+def test_what_other_ranks_report_of_the_same_requests_is_not_added() -> None:
+    lines = [f'sglang:num_running_reqs{{tp_rank="{tp}",dp_rank="{dp}"}} 2' for tp in (0, 1) for dp in (0, 1)]
+    assert parse("\n".join(lines)).running == 4
