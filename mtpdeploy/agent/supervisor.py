@@ -407,11 +407,6 @@ def unit_state(release: Release, kind: str | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def tmux_alive(service: str) -> bool:
-    """Whether the service's tmux session is there."""
-    return run(["tmux", "-L", tmux_socket(service), "has-session", "-t", f"={service}"], timeout_s=5).ok
-
-
 def evidence(release: Release, kind: str | None, root: Root) -> list[str]:
     """What the supervisor itself has to say about a launch that did not come up."""
     lines: list[str] = []

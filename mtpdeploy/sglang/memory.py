@@ -76,7 +76,6 @@ class Pools:
     pre_load_gb: float
     weights_gb: float
     draft_weights_gb: float
-    avail_after_weights_gb: float
     slack_gb: float
     rest_gb: float
     state_bytes_per_slot: int
@@ -92,7 +91,6 @@ class Pools:
     kv_tokens: int
     k_gb: float
     v_gb: float
-    draft_kv_bytes_per_token: int
     draft_kv_gb: float
     avail_after_target_pools_gb: float
     avail_after_pools_gb: float
@@ -288,7 +286,6 @@ def allocate(
         pre_load_gb=pre,
         weights_gb=target,
         draft_weights_gb=draft,
-        avail_after_weights_gb=after_weights,
         slack_gb=slack,
         rest_gb=rest,
         state_bytes_per_slot=per_slot,
@@ -304,7 +301,6 @@ def allocate(
         kv_tokens=tokens,
         k_gb=kv / 2,
         v_gb=kv / 2,
-        draft_kv_bytes_per_token=draft_cell,
         draft_kv_gb=draft_kv,
         avail_after_target_pools_gb=after_target,
         avail_after_pools_gb=after_pools,

@@ -143,7 +143,6 @@ class ModelConfig:
     mtp_layers: int
     dtype: str
     quantization: str | None
-    unquantized_modules: tuple[str, ...] = ()
     linear: Linear | None = None
     experts: Experts | None = None
     latent: Latent | None = None
@@ -288,7 +287,7 @@ class ModelConfig:
                 kernel=whole("linear_conv_kernel_dim"),
                 ssm_dtype=str(v) if (v := text.get("mamba_ssm_dtype")) else None,
             )
-        method, kept = _quantization(config, text)
+        method = _quantization(config, text)
         qwen3 = architecture.startswith(("Qwen3", "Qwen3_5"))
         mtp = whole(
             "mtp_num_hidden_layers",
@@ -313,7 +312,6 @@ class ModelConfig:
             mtp_layers=mtp,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16"),
             quantization=method,
-            unquantized_modules=kept,
             linear=linear,
             experts=_experts(text, layers, family),
             latent=_latent(text, whole) if family == "mla" else None,
@@ -347,10 +345,10 @@ class ModelConfig:
         return model
 
 
-def _quantization(config: Mapping[str, object], text: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
+def _quantization(config: Mapping[str, object], text: Mapping[str, object]) -> str | None:
     found = config.get("quantization_config") or text.get("quantization_config")
     if not isinstance(found, Mapping):
-        return None, ()
+        return None
     method = str(found.get("quant_method") or found.get("quant_algo") or "unknown").lower()
     algorithm = str(found.get("quant_algo") or "").upper()
     if "FP4" in algorithm:
@@ -367,8 +365,7 @@ def _quantization(config: Mapping[str, object], text: Mapping[str, object]) -> t
         bits = {f"{w.get('num_bits')} {w.get('type')}" for w in weights if isinstance(w, Mapping)}
         named = {"8 float": "fp8", "8 int": "w8a8_int8", "4 float": "nvfp4", "4 int": "int4"}
         method = named.get(bits.pop(), method) if len(bits) == 1 else method
-    kept = found.get("modules_to_not_convert") or found.get("ignore") or found.get("exclude_modules") or ()
-    return method, tuple(str(m) for m in kept) if isinstance(kept, (list, tuple)) else ()
+    return method
 
 
 def _experts(text: Mapping[str, object], layers: int, family: Family) -> Experts | None:

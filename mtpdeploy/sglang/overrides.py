@@ -50,7 +50,6 @@ class Settings:
     requested_slots: int | None
     ratio: float
     fraction: float | None
-    fraction_is_default: bool
     ssm_dtype: str
     conv_dtype: str
     kv_dtype: str
@@ -264,7 +263,6 @@ def settle(
         requested_slots=_whole(args, "max_mamba_cache_size"),
         ratio=ratio,
         fraction=fraction,
-        fraction_is_default=fraction_given is None,
         ssm_dtype=ssm,
         conv_dtype=str(env.get("SGLANG_MAMBA_CONV_DTYPE") or "bfloat16"),
         kv_dtype=kv,

@@ -127,4 +127,4 @@ def _release(text: str) -> Version:
 
 
 _PARSED = tuple(Version.parse(v) for v in RELEASES)
-OLDEST, NEWEST = _PARSED[0], _PARSED[-1]
+NEWEST = _PARSED[-1]

@@ -149,7 +149,6 @@ class Fold:
         self._alive_before: Boot | None = None  # had shown no end when the next one began
         self._route: Boot | None = None
         self._lines = 0
-        self._retired: Boot | None = None
 
     @property
     def boot(self) -> Boot:

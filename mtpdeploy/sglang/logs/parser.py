@@ -71,7 +71,6 @@ class Parser:
     """
 
     def __init__(self, *, totals_only: bool = False) -> None:
-        self._totals_only = totals_only
         self._tail = b""
         self._parts: list[bytes] = []
         self._waiting = 0  # bytes in _parts

@@ -85,7 +85,6 @@ class Trouble:
     timeout_line: str | None = None
     leaked: str | None = None
     exit_code: int | None = None
-    last_phase: Phase | None = None
     unhealthy: int = 0  # failed health checks since the last progress
     unhealthy_line: str = ""
     went_on: bool = False  # progress after the last trouble that decides nothing by itself
