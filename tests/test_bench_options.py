@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mtpdeploy.actions.bench import bench
+from mtpdeploy.actions.benchservice import Service
+from mtpdeploy.actions.reach import Target
 from mtpdeploy.bench import prompting
 from mtpdeploy.errors import UsageError
+from mtpdeploy.inventory.values import Host, SshOptions
 from mtpdeploy.progress import Silent
 
 SILENT: Any = Silent()
@@ -109,3 +112,27 @@ def test_a_dataset_keeps_unicode_parts_systems_and_names_apart(tmp_path: Path) -
     assert [(one.role, one.content) for one in first.messages] == [("system", "s\u2028t"), ("user", "世界")]
     assert [(one.role, one.content) for one in second.messages] == [("system", "S"), ("user", "hi")]
     assert (first.id, second.id, third.id, third.kind) == ("a", "a#2", "file-3", "odd")
+
+
+@pytest.mark.parametrize(
+    ("bound", "url", "seen"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:30000", "http://10.1.2.3:30000"),
+        ("::", "http://[::1]:30000", "http://10.1.2.3:30000"),
+        ("192.0.2.7", "http://192.0.2.7:30000", "http://192.0.2.7:30000"),
+        ("2001:db8::7", "http://[2001:db8::7]:30000", "http://[2001:db8::7]:30000"),
+        ("127.0.0.1", "http://127.0.0.1:30000", None),
+    ],
+)
+def test_another_host_reaches_a_server_where_it_listens_or_is_told_that_it_cannot(
+    bound: str, url: str, seen: str | None
+) -> None:
+    host = Host("gpu1", address="10.1.2.3", ssh=SshOptions(config_file="/dev/null"))
+    target = Target(host, cast(Any, None), "mtp")
+    service = Service(target, cast(Any, None), {"url": url, "release": {"host": bound}}, {}, None)
+    if seen is not None:
+        assert service.seen_from("cpu2") == seen
+        return
+    with pytest.raises(UsageError, match=r"listens on 127\.0\.0\.1 only") as said:
+        service.seen_from("cpu2")
+    assert any("args.host=0.0.0.0" in command for command in said.value.next_commands)
