@@ -179,3 +179,19 @@ def test_a_probe_tells_which_launches_of_which_service_live(host: AgentHost) -> 
     assert host.call("probe")["living_launches"] == {host.service: [up["launch_id"]]}
     host.call("stop")
     assert host.call("probe")["living_launches"] == {}
+
+
+def test_that_a_server_is_ready_is_told_without_asking_anything_slow(host: AgentHost, tmp_path: Path) -> None:
+    """nvidia-smi takes tenths of a second, on some machines seconds: nothing between the ready line and the news waits for it."""
+    asked = tmp_path / "asked"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho asked >>{asked}\nexit 1\n")
+    program.chmod(0o755)
+    host.env["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    deployed = host.deploy(env={"PATH": host.env["PATH"]})
+    asked.unlink(missing_ok=True)
+    assert host.call("watch", launch_id=deployed["launch_id"], silence_s=20)["outcome"] == "ready"
+    assert not asked.exists()
+    host.call("status")
+    assert asked.exists(), "the probe of this test would notice"

@@ -120,7 +120,10 @@ class Watch:
                     return proven
                 if now - self.last_news > self.silence_s:
                     return self._result("silent")
-                time.sleep(_LOOK_LOG_S)
+                if self._prover is not None:
+                    self._prover.join(_LOOK_LOG_S)  # its answer is news that is not slept through
+                else:
+                    time.sleep(_LOOK_LOG_S)
         finally:
             self.place.close()
         return self._result("silent")
@@ -253,7 +256,8 @@ class Watch:
             ready_utc=more.get("ready_utc"),
             generation=more.get("generation"),
             evidence=list(more.get("evidence") or ()),
-            status=status(self.release.service, launch_id=self.release.launch_id),
+            # Without nvidia-smi, which takes tenths of a second: ready is told at once, and a failed launch leaves its own bundle.
+            status=status(self.release.service, launch_id=self.release.launch_id, with_gpus=False),
             oom_killed=True if (boot.get("exit") or {}).get("result") == "oom-kill" else None,
         )
         return result
