@@ -1,26 +1,28 @@
-"""A deploy's wall time and round trips against plain Fabric and against the bound of one exec, all in one run on one sshd.
+"""A deploy's wall time and round trips beside other tools and the bound of one exec, all in one run on real hosts.
 
-    python bench/deploy.py [--runs 5] [--delay-ms 50] [--json FILE]
+    MTPDEPLOY_LAB=1 python bench/deploy.py [--runs 5] [--hosts 1,8] [--delay-ms 50] [--peers DIR] [--json FILE]
 
-The host is a real OpenSSH on loopback behind a relay that delays every byte by half the round trip each way. Whole processes are
-timed: Python's start, imports, connection, job. Each time is the least of interleaved runs, since noise only adds. Round trips are the
-slope of the time between no delay and --delay-ms, so that what the host itself takes cancels out. The relay answers TCP's own
-handshake at once, so a real network adds one to each.
+Needs root, and what the tests' lab needs (tests/lab/hosts.sh: systemd-nspawn hosts with their own sshd and systemd). Each host is
+behind a relay that delays every byte by half the round trip each way; it answers TCP's own handshake at once, so a real network adds
+one round trip to each tool. Whole processes are timed: start, imports, connections, job. The tools take turns, and each time is the
+least of the runs, since noise only adds. Round trips are the slope of the time between no delay and --delay-ms, so that what a host
+itself takes cancels out.
 
-    mtpdeploy        `mtpdeploy deploy` of the shipped `mtp` profile on a simulated SGLang; unchanged: the server is proven ours, fresh, ready
-    fabric           Fabric as a plain script uses it: mkdir, then sha256sum, put and mv for each of three files, then start
-    fabric-nodelay   the same with TCP_NODELAY on its socket
-    one-exec         one Paramiko connection with TCP_NODELAY and one `sh -s` with everything on stdin: the bound
+    mtpdeploy    the shipped `mtp` profile on a simulated SGLang under systemd. unchanged: one exec; the server is proven ours, fresh
+                 and ready. changed: one variable differs; the serving launch is stopped until its port is free, the new one is started
+    one exec     one Paramiko connection with TCP_NODELAY and one `sh -s` a host, everything on its stdin: the bound
+    fabric       as a plain script uses it; ssh + scp: a connection for each of three steps
+    pyinfra, ansible    from the environment --peers, made if it is not there (bench/requirements-deploy-peers.txt); Ansible with
+                 pipelining, and with ControlPersist: its connections are open already
 
-`unchanged`: nothing differs. `changed`: the files differ; what was started is not waited for. The peers' job is smaller: they look at
-no process, GPU or port, and stop no server.
+`unchanged`: nothing differs. `changed`: for the peers nothing is there yet. Their job is smaller: a folder, three files, reload, start;
+they prove nothing, look at no port or GPU, and stop no server. So `changed` is no comparison of like with like, and `unchanged` is one
+in which mtpdeploy does more.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import json
 import os
 import queue
@@ -36,15 +38,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-PEERS = ("fabric", "fabric-nodelay", "one-exec")
-FILES = {"launch.sh": 800, "env": 300, "server.service": 900}  # name → bytes, about those of a release
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import deploypeers  # noqa: E402
+import yaml  # noqa: E402
+from deploypeers import ELSEWHERE, FRESH, HERE, Job, write_files  # noqa: E402
+
+from mtpdeploy.inventory.values import Simulate  # noqa: E402
+from tests.lab.lab import Lab, address, script, why_not  # noqa: E402
 
 
 class Relay:
     """Carries connections to `target`, every byte `rtt_s / 2` late in each direction, in order."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: tuple[str, int]) -> None:
         self._target, self.rtt_s = target, 0.0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -53,7 +60,7 @@ class Relay:
     def _accept(self) -> None:
         while True:
             here, _ = self._listener.accept()
-            there = socket.create_connection(("127.0.0.1", self._target))
+            there = socket.create_connection(self._target)
             for each in (here, there):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for source, sink in ((here, there), (there, here)):
@@ -82,205 +89,173 @@ class Relay:
                 return
 
 
-# ---------------------------------------------------------------- the peers' job, run in a process of its own
-
-
-def content(name: str, version: int) -> bytes:
-    return (f"# {name} {version}\n" * 200).encode()[: FILES[name]]
-
-
-def fabric_job(port: int, key: str, known_hosts: str, folder: str, version: int, nodelay: bool) -> None:
-    from fabric import Connection
-
-    options: dict[str, Any] = {"key_filename": key, "look_for_keys": False, "allow_agent": False}
-    if nodelay:
-        sock = socket.create_connection(("127.0.0.1", port), 10)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        options["sock"] = sock
-    quiet: dict[str, Any] = {"hide": True, "in_stream": False}
-    with Connection("127.0.0.1", user="root", port=port, connect_kwargs=options) as host:
-        host.client.load_host_keys(known_hosts)
-        host.run(f"mkdir -p {folder}", **quiet)
-        for name in FILES:
-            data, path = content(name, version), f"{folder}/{name}"
-            have = host.run(f"sha256sum {path} 2>/dev/null || true", **quiet).stdout.split()
-            if have[:1] != [hashlib.sha256(data).hexdigest()]:
-                local = Path(tempfile.gettempdir(), f"bench-{os.getpid()}-{name}")
-                local.write_bytes(data)
-                host.put(str(local), f"{path}.new")
-                local.unlink()
-                host.run(f"chmod 644 {path}.new && mv {path}.new {path}", **quiet)
-        host.run("true", **quiet)  # start
-
-
-def one_exec_job(port: int, key: str, known_hosts: str, folder: str, version: int) -> None:
-    import paramiko
-
-    script = [f"set -e; mkdir -p {folder}; cd {folder}"]
-    for name in FILES:
-        data = content(name, version)
-        script.append(
-            f'if [ "$(sha256sum {name} 2>/dev/null | cut -c1-64)" = {hashlib.sha256(data).hexdigest()} ]; then cat >/dev/null; '
-            f"else base64 -d >{name}.new; chmod 644 {name}.new; mv {name}.new {name}; fi <<'END'\n"
-            f"{base64.encodebytes(data).decode()}END"
-        )
-    script.append("true")
-    sock = socket.create_connection(("127.0.0.1", port), 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client = paramiko.SSHClient()
-    client.load_host_keys(known_hosts)
-    login = paramiko.Ed25519Key.from_private_key_file(key)
-    client.connect("127.0.0.1", port, "root", pkey=login, look_for_keys=False, allow_agent=False, sock=sock)
-    transport = client.get_transport()
-    assert transport is not None
-    channel = transport.open_session()
-    channel.exec_command("sh -s")
-    channel.sendall(("\n".join(script) + "\n").encode())
-    channel.shutdown_write()
-    while channel.recv(65536):
-        pass
-    assert channel.recv_exit_status() == 0
-    client.close()
-
-
-def peer(words: list[str]) -> None:
-    name, port, key, known_hosts, folder, version = words
-    if name == "one-exec":
-        one_exec_job(int(port), key, known_hosts, folder, int(version))
-    else:
-        fabric_job(int(port), key, known_hosts, folder, int(version), name == "fabric-nodelay")
-
-
 # ---------------------------------------------------------------- the measurement
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-def run(argv: list[str], home: Path) -> tuple[float, str]:
-    environ = {**os.environ, "MTPDEPLOY_HOME": str(home), "HOME": str(home)}
+def run(argv: list[str], folder: Path, **environ: str) -> tuple[float, str]:
+    """Seconds and stdout of a whole process."""
+    env = {**os.environ, "HOME": str(folder), **environ}
+    env.pop("SSH_AUTH_SOCK", None)
     began = time.perf_counter()
-    done = subprocess.run(argv, capture_output=True, text=True, env=environ, cwd=home, timeout=180)
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=folder, timeout=300)
     took = time.perf_counter() - began
     if done.returncode:
-        sys.exit(f"{shlex.join(argv)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+        sys.exit(f"{shlex.join(argv)}: exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return took, done.stdout
 
 
-def measure(runs: int, delay_ms: float) -> dict[str, dict[str, Any]]:
-    import yaml
+def peers_environment(folder: Path) -> Path:
+    """The bin folder of the peers' environment; made at the first use."""
+    if not (folder / "bin" / "ansible-playbook").exists():
+        print(f"making {folder}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        wanted = str(ROOT / "bench" / "requirements-deploy-peers.txt")
+        subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", "-r", wanted], check=True)
+    return folder / "bin"
 
-    from mtpdeploy import sim
-    from mtpdeploy.inventory.values import Simulate
-    from tests.sshd import Sshd
 
-    with tempfile.TemporaryDirectory(prefix="mtpdeploy-bench-") as folder:
-        base = Path(folder)
-        home = base / "home"
-        (home / "inventories").mkdir(parents=True)
-        sshd = Sshd(base / "sshd").start()
-        relay = Relay(sshd.port)
-        known = base / "known_hosts"
-        known.write_text(sshd.known_hosts.read_text().replace(f":{sshd.port} ", f":{relay.port} "))
-        said = sshd.inventory_host()
-        ssh: Any = said["ssh"]
-        said |= {
-            "port": relay.port,
-            "python": sys.executable,
-            "workdir": str(base / "work"),
-            "supervisor": "detached",
-            "drain_timeout_s": 1,
-            "env": sim.install(base / "shim", Simulate(clock=100), sys.executable),
-            "args": {"port": free_port()},
-            "ssh": {**ssh, "known_hosts_file": str(known)},
-        }
-        (home / "inventories" / "bench.yml").write_text(yaml.safe_dump({"hosts": {"bench": said}}))
-        door = [sys.executable, "-m", "mtpdeploy"]
-        deploy = [*door, "deploy", "--host", "bench", "--profile", "mtp", "--json", "--quiet"]
-        version = 0
+class Bench:
+    """The lab, its relays, a home for mtpdeploy, and a folder for each peer."""
 
-        def ours(state: str) -> float:
-            if state == "changed":  # a server that is still loading would be stopped differently from one that serves
-                run(deploy, home)
-                return run([*deploy, "--no-wait", "--set", f"env.BENCH_VERSION={version}"], home)[0]
-            took, out = run(deploy, home)
-            if json.loads(out)["outcome"] != "unchanged":
-                sys.exit(f"an unchanged deploy changed something: {out}")
-            return took
+    def __init__(self, base: Path, lab: Lab, names: list[str], peers: Path | None, wanted: list[str]) -> None:
+        self.base, self.lab, self.names, self.wanted = base, lab, names, wanted
+        self.relays = {name: Relay((address(name), 22)) for name in names}
+        key, book = lab.keys()
+        self.key = key
+        listed: dict[str, list[str]] = {}
+        for words in map(str.split, Path(book).read_text().splitlines()):
+            listed.update(dict.fromkeys(words[0].split(","), words[1:3]))
+        self.known = base / "known_hosts"
+        self.known.write_text("".join(
+            f"[127.0.0.1]:{relay.port} {' '.join(listed[address(name)])}\n" for name, relay in self.relays.items()
+        ))  # fmt: skip
+        self.home = base / "home"
+        (self.home / "inventories").mkdir(parents=True)
+        hosts: dict[str, Any] = {}
+        for name, relay in self.relays.items():
+            said = lab.host(name, "root", Simulate(clock=200), supervisor="systemd", groups=["all"])
+            ssh = {**said["ssh"], "known_hosts_file": str(self.known), "connect_timeout_s": 10}
+            hosts[name] = {**said, "address": "127.0.0.1", "port": relay.port, "ssh": ssh}
+        (self.home / "inventories" / "bench.yml").write_text(yaml.safe_dump({"hosts": hosts}))
+        (base / "files").mkdir()
+        self.files = write_files(base / "files")
+        self.peers = peers
+        self.version = 0
 
-        def theirs(name: str) -> Callable[[str], float]:
-            job = [
-                sys.executable,
-                str(Path(__file__).resolve()),
-                "--peer",
-                name,
-                str(relay.port),
-                str(ssh["identity_file"]),
-            ]
-            return lambda state: run([*job, str(known), str(base / name), str(version)], home)[0]
+    def delay(self, rtt_ms: float) -> None:
+        for relay in self.relays.values():
+            relay.rtt_s = rtt_ms / 1000
 
-        tools: dict[str, Callable[[str], float]] = {"mtpdeploy": ours, **{name: theirs(name) for name in PEERS}}
-        times: dict[tuple[str, str, float], list[float]] = {}
-        try:
-            for rtt in (0.0, delay_ms):
-                relay.rtt_s = rtt / 1000
-                for state in ("changed", "unchanged"):
-                    for number in range(runs + 1):
-                        version += state == "changed"
-                        for name, job in tools.items():
-                            if state == "unchanged" and number == 0 and name == "mtpdeploy":
-                                run(deploy, home)  # back to the profile as it is
-                            took = job(state)
-                            if number:  # the first of each is not counted: it sends the agent, fills caches
-                                times.setdefault((name, state, rtt), []).append(took)
-        finally:
-            relay.rtt_s = 0
-            subprocess.run(
-                [*door, "stop", "--host", "bench", "--quiet"],
-                env={**os.environ, "MTPDEPLOY_HOME": str(home), "HOME": str(home)},
-                stdout=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-            sshd.stop()
-    result: dict[str, dict[str, Any]] = {}
-    for state in ("unchanged", "changed"):
-        for name in tools:
-            near, far = (min(times[name, state, rtt]) for rtt in (0.0, delay_ms))
-            bound = min(times["one-exec", state, delay_ms])
-            plain = min(times["fabric", state, delay_ms])
-            result[f"{name} {state}"] = {
-                "seconds_no_delay": near,
-                "seconds_delayed": far,
-                "round_trips": (far - near) / (delay_ms / 1000),
-                "times_the_bound": far / bound,
-                "times_plain_fabric": far / plain,
-            }
-    return result
+    def mtpdeploy(self, *words: str) -> tuple[float, str]:
+        return run([sys.executable, "-m", "mtpdeploy", *words], self.base, MTPDEPLOY_HOME=str(self.home))
+
+    def ours(self, names: list[str], state: str) -> float:
+        deploy = ["deploy", "--host", ",".join(names), "--profile", "mtp", "--json", "--quiet"]
+        if state == "changed":  # a server that is still loading would be stopped differently from one that serves
+            self.mtpdeploy(*deploy)
+            self.version += 1
+            return self.mtpdeploy(*deploy, "--no-wait", "--set", f"env.BENCH_VERSION={self.version}")[0]
+        took, said = self.mtpdeploy(*deploy)
+        answers = json.loads(said)
+        for answer in answers["hosts"].values() if "hosts" in answers else [answers]:
+            if answer["outcome"] != "unchanged":
+                sys.exit(f"an unchanged deploy changed something: {said}")
+        return took
+
+    def theirs(self, tool: str, names: list[str], state: str) -> float:
+        folder = self.base / f"{tool.replace(' ', '')}-{len(names)}"
+        folder.mkdir(exist_ok=True)
+        job = Job([self.relays[name].port for name in names], self.key, str(self.known), self.files, str(folder))
+        if state == "changed":
+            for name in names:
+                self.lab.at(name, FRESH)
+        if tool in ELSEWHERE:
+            assert self.peers is not None
+            words = ELSEWHERE[tool](job)
+            return run([str(self.peers / words[0]), *words[1:]], folder, ANSIBLE_CONFIG=str(folder / "ansible.cfg"))[0]
+        path = folder / "job.json"
+        path.write_text(json.dumps(job.__dict__))
+        return run([sys.executable, str(deploypeers.__file__), tool, str(path)], self.base)[0]
+
+    def tools(self, names: list[str]) -> dict[str, Callable[[str], float]]:
+        wanted = [tool for tool in (*HERE, *(ELSEWHERE if self.peers is not None else ())) if tool in self.wanted]
+        made: dict[str, Callable[[str], float]] = {"mtpdeploy": lambda state: self.ours(names, state)}
+        for tool in wanted:
+            made[tool] = lambda state, tool=tool: self.theirs(tool, names, state)  # type: ignore[misc]
+        return made
+
+
+def measure(bench: Bench, counts: list[int], runs: int, delay_ms: float, states: list[str]) -> list[dict[str, Any]]:
+    """One row for each number of hosts, state and tool."""
+    times: dict[tuple[int, str, str, float], list[float]] = {}
+    for count in counts:
+        names = bench.names[:count]
+        tools = bench.tools(names)
+        for rtt in (0.0, delay_ms):
+            bench.delay(rtt)
+            for state in states:
+                if state == "unchanged":
+                    for _ in range(2):  # back to the profile as it is, and once found so
+                        bench.mtpdeploy("deploy", "--host", ",".join(names), "--profile", "mtp", "--json", "--quiet")
+                for number in range(runs + 1):
+                    for tool, job in tools.items():
+                        took = job(state)
+                        print(f"{count} hosts, {rtt:g} ms, {state}, {tool}: {took:.2f} s", file=sys.stderr, flush=True)
+                        if number:  # the first of each sends the agent, opens Ansible's connections, fills caches
+                            times.setdefault((count, state, tool, rtt), []).append(took)
+        bench.delay(0)
+    rows = []
+    for count in counts:
+        for state in reversed(states):
+            for tool in bench.tools([]):
+                near, far = (min(times[count, state, tool, rtt]) for rtt in (0.0, delay_ms))
+                bounds = [min(times[count, state, "one exec", rtt]) for rtt in (0.0, delay_ms)]
+                rows.append({
+                    "hosts": count, "state": state, "tool": tool, "seconds_no_delay": near, "seconds_delayed": far,
+                    "round_trips": (far - near) / (delay_ms / 1000),
+                    "times_the_bound_no_delay": near / bounds[0], "times_the_bound_delayed": far / bounds[1],
+                    "runs": {str(rtt): times[count, state, tool, rtt] for rtt in (0.0, delay_ms)},
+                })  # fmt: skip
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--hosts", default="1,8", help="numbers of hosts, 1 to 9")
     parser.add_argument("--delay-ms", type=float, default=50)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--peer", nargs=6, help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.peer:
-        peer(told.peer)
-        return 0
-    result = measure(told.runs, told.delay_ms)
-    print(
-        f"the least of {told.runs} interleaved runs; round trip {told.delay_ms:g} ms; the server is simulated, ssh is real"
+    parser.add_argument("--peers", type=Path, help="environment of pyinfra and Ansible; without it they are left out")
+    parser.add_argument(
+        "--tools", default=",".join((*HERE, *ELSEWHERE)), help="which to compare with; `one exec` always"
     )
-    print(f"{'':26}{'no delay':>10}{'delayed':>10}{'round trips':>13}{'x one exec':>12}{'x fabric':>10}")
-    for name, row in result.items():
+    parser.add_argument("--states", default="changed,unchanged")
+    parser.add_argument("--json", type=Path)
+    told = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"no hosts here: {reason}")
+    wanted = ["one exec", *(tool for tool in told.tools.split(",") if tool != "one exec")]
+    states = told.states.split(",")
+    counts = [int(word) for word in told.hosts.split(",")]
+    peers = peers_environment(told.peers.absolute()) if told.peers else None
+    lab = Lab.up(max(counts))
+    try:
+        with tempfile.TemporaryDirectory(prefix="mtpdeploy-bench-") as folder:
+            rows = measure(
+                Bench(Path(folder), lab, list(lab.names), peers, wanted), counts, told.runs, told.delay_ms, states
+            )
+    finally:
+        script("down")
+    print(
+        f"least of {told.runs} runs in turn; round trip {told.delay_ms:g} ms; the server is simulated, sshd and systemd are real"
+    )
+    print(f"{'hosts':>5}  {'':10}{'':11}{'no delay':>10}{'x bound':>9}{'delayed':>10}{'x bound':>9}{'round trips':>13}")
+    for row in rows:
         print(
-            f"{name:26}{row['seconds_no_delay']:>8.2f} s{row['seconds_delayed']:>8.2f} s{row['round_trips']:>13.1f}"
-            f"{row['times_the_bound']:>12.2f}{row['times_plain_fabric']:>10.2f}"
+            f"{row['hosts']:>5}  {row['state']:10}{row['tool']:11}{row['seconds_no_delay']:>8.2f} s{row['times_the_bound_no_delay']:>9.2f}"
+            f"{row['seconds_delayed']:>8.2f} s{row['times_the_bound_delayed']:>9.2f}{row['round_trips']:>13.1f}"
         )
     if told.json:
-        told.json.write_text(json.dumps(result, indent=1))
+        told.json.write_text(json.dumps({"runs": told.runs, "delay_ms": told.delay_ms, "rows": rows}, indent=1))
     return 0
 
 
