@@ -191,7 +191,7 @@ def test_a_full_disk_refuses_whole_or_starts_whole_and_never_forbids_a_stop(
         refusals.add(somebody.ask(*words, code=6)["message"])  # the agent itself cannot be written
         leave(1500)
         somebody.run("status", "--host", "small")
-        for pages in range(60):
+        for pages in (0, 1, 2, 4, 17, 19, 21, 23, 25, 27, 30, 34, 40, 60, 100):
             leave(pages)
             told = somebody.ask(*words, code=None)
             if "error" not in told:
@@ -278,11 +278,9 @@ def test_a_server_killed_by_the_kernel_for_memory_is_told_as_that_and_comes_back
         lambda: (s := person.ask("status", "--host", "gpu3"))["boot"] == 2 and s["word"] == "ready", "boot 2", 40, 0.3
     )
     lab.starve("mtph3")
-    body = '{"text":"x","sampling_params":{"max_new_tokens":64}}'
     code = (
-        "import urllib.request as r; "
-        f"r.urlopen(r.Request('http://127.0.0.1:30000/generate', {body.encode()!r}, "
-        "{'content-type': 'application/json'}), timeout=2).read()"
+        "import json, urllib.request as r; body = json.dumps({'text': 'x' * 30_000_000}).encode(); "
+        "r.urlopen(r.Request('http://127.0.0.1:30000/generate', body, {'content-type': 'application/json'}), timeout=2)"
     )
     ask = f"python3 -c {shlex.quote(code)} 2>/dev/null || true"
     until(lambda: lab.at("mtph3", ask) is not None and lab.kernel_kills("mtph3") > 0, "the kernel has killed it")
@@ -321,7 +319,7 @@ def test_a_dead_scheduler_under_a_living_parent_is_never_told_as_ready(lab: Lab,
 def test_a_port_stolen_during_the_load_is_told_with_its_thief_and_is_not_ready(
     lab: Lab, person: Person, row: Row
 ) -> None:
-    person.knows(hosts_of(lab, Simulate(clock=20)))
+    person.knows(hosts_of(lab, Simulate(clock=6)))
     deploy = person.start("deploy", "--host", "gpu3", "--profile", "mtp", "--force", "--json")
     until(lambda: "loading weights" in deploy.err, "it loads", every_s=0.02)
     lab.at(
@@ -416,6 +414,7 @@ def test_hostile_values_reach_the_server_literally_under_each_supervisor(lab: La
         model = f"/home/{user}/m {HOSTILE.replace('/', '_')}"
         lab.at(machine, f"mkdir -p {shlex.quote(model)}; chown {user}: {shlex.quote(model)}")
         person_of = Person(person.home, person.doors)
+        person_of.run("stop", "--host", host, "--abort-requests", code=None)  # it holds the same user's GPU
         deployed = person_of.ask(
             "deploy", "--host", f"{host}w", "--profile", "mtp", "--set", f"args.served_model_name={name}",
             "--set", f"env.SGLANG_X={name}", "--set", f"env.SGLANG_LONG={long}", "--skip-preflight",

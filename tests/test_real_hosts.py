@@ -139,34 +139,6 @@ def test_hosts_are_deployed_together_and_one_that_is_cut_off_hides_no_other(lab:
     assert word(person, "gpu1") == "ready"
 
 
-@pytest.mark.parametrize(
-    ("host", "name", "supervisor"),
-    [SUPERVISORS[0], SUPERVISORS[1], SUPERVISORS[3]],
-    ids=["systemd-user", "tmux", "systemd"],
-)
-def test_a_hostile_value_reaches_the_server_literally(
-    lab: Lab, person: Person, host: str, name: str, supervisor: str
-) -> None:
-    value = "a b'c\"d$(touch /tmp/owned)`id`%n%%${HOME};#{x}\\t*"
-    person.run(
-        "deploy",
-        "--host",
-        host,
-        "--profile",
-        "mtp",
-        "--supervisor",
-        supervisor,
-        "--set",
-        f"args.served_model_name={value}",
-        "--set",
-        f"env.SGLANG_X={value}",
-    )
-    pid = lab.at(name, "pgrep -f 'sglang.launch_server' | head -1").strip()
-    assert value in lab.at(name, f"cat /proc/{pid}/cmdline").split("\0")
-    assert f"SGLANG_X={value}" in lab.at(name, f"cat /proc/{pid}/environ").split("\0")
-    assert lab.at(name, "ls /tmp/owned 2>/dev/null || true") == ""
-
-
 def test_a_secret_is_in_no_argument_log_answer_or_record(
     lab: Lab, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

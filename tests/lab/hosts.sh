@@ -10,7 +10,7 @@
 #   hosts.sh crash NAME      power loss: no FIN, no SIGTERM; then booted again
 #   hosts.sh cut|heal NAME   pull or plug the cable: the other side sees silence
 #   hosts.sh hold NAME PID   that process of the host into a control group whose memory can be limited
-#   hosts.sh limit NAME N    that group's limit: bytes, or max; hosts.sh kills NAME: how often the kernel has killed by it
+#   hosts.sh limit NAME used|max   that group may have what it uses now, or all; hosts.sh kills NAME: how often the kernel has killed by it
 #   hosts.sh givepid NAME PID   a `sleep 600` in the host with exactly that pid
 #   hosts.sh exec NAME CMD   as root inside the host, not through ssh
 #
@@ -138,9 +138,12 @@ hold() {
   mkdir -p "$g"
   nsenter -t "$l" -p sh -c "echo $2 >$g/cgroup.procs"  # the pid as the host counts it
 }
-limit() {
-  local g; g=$(starved "$1")
-  if [ -e "$g/memory.max" ]; then echo "$2" >"$g/memory.max"; else echo "${2/max/-1}" >"$g/memory.limit_in_bytes"; fi
+limit() {  # `used`: what it uses now and 1 MiB; less would be refused
+  local g n=$2 i; g=$(starved "$1")
+  if [ -e "$g/memory.max" ]; then [ "$n" = used ] && n=$(($(cat "$g/memory.current") + 1048576)); echo "$n" >"$g/memory.max"; return; fi
+  [ "$n" = max ] && { echo -1 >"$g/memory.limit_in_bytes"; return; }
+  for i in $(seq 20); do echo $(($(cat "$g/memory.usage_in_bytes") + 1048576)) 2>/dev/null >"$g/memory.limit_in_bytes" && return; sleep .05; done
+  die "no limit could be set for $1"
 }
 kills() { cat "$(starved "$1")"/memory.{oom_control,events} 2>/dev/null | awk '$1=="oom_kill"{n=$2} END{print n+0}'; }
 

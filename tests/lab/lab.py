@@ -173,7 +173,9 @@ class Person:
             done = Done(ended.returncode, ended.stdout, ended.stderr)
         assert "Traceback" not in done.stderr, done.stderr
         assert code is None or done.returncode == code, (
-            f"{words}: exit {done.returncode}\n{done.stdout[:1500]}\n{done.stderr[-1500:]}"[:4000]
+            f"{[word[:80] for word in words]}: exit {done.returncode}\n{done.stdout[:1500]}\n{done.stderr[-1500:]}"[
+                :4000
+            ]
         )
         return done
 
