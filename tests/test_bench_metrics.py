@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpdeploy.bench import metrics
-from mtpdeploy.bench.values import Measured, Point, Record, Sample
+from mtpdeploy.bench.client import record_of
+from mtpdeploy.bench.sse import Answer
+from mtpdeploy.bench.values import Measured, Message, Point, Prompt, Record, Request, Sample
 
 
 def stream(
@@ -55,15 +59,65 @@ def test_a_known_step_time_comes_back_exactly_whatever_the_first_chunk(
     assert sum(int(size) * count for size, count in made.tokens_per_chunk.items()) == made.output_tokens
 
 
-@given(st.lists(st.booleans(), min_size=41, max_size=41))
-def test_how_tokens_are_split_into_chunks_does_not_change_the_time_per_token(keep: list[bool]) -> None:
-    whole = stream(k=1, k1=1, n=43, step_ms=10)
+def per_token(point: Point) -> dict[str, object]:
+    """Everything that is of tokens or of the whole answer; the rest is of chunks."""
+    told = point.as_json()
+    return {name: value for name, value in told.items() if name not in ("chunk_gap_ms", "stall_ms", "tokens_per_chunk")}
+
+
+@given(st.lists(st.integers(0, 40_000), min_size=42, max_size=42), st.lists(st.booleans(), min_size=41, max_size=41))
+def test_how_tokens_are_split_into_chunks_changes_no_figure_of_tokens(gaps: list[int], keep: list[bool]) -> None:
+    whole = stream(k=1, k1=1, n=43)
     assert whole.tokens is not None
+    times = tuple(accumulate(gaps, initial=whole.times_us[0]))
+    whole = replace(whole, times_us=times, end_us=times[-1])
     kept = [place for place in range(43) if place in (0, 42) or keep[place - 1]]
     coarse = replace(
         whole, times_us=tuple(whole.times_us[p] for p in kept), tokens=tuple(whole.tokens[p] for p in kept)
     )
-    assert metrics.point([coarse]).tpot_ms.p50 == pytest.approx(10.0)
+    assert per_token(metrics.point([coarse])) == per_token(metrics.point([whole]))
+
+
+@given(
+    k1=st.integers(1, 8),
+    k=st.integers(1, 8),
+    steps=st.integers(1, 40),
+    first_ms=st.integers(1, 500),
+    step_ms=st.integers(1, 100),
+    cuts=st.sets(st.integers(1, 4000), max_size=12),
+)
+def test_a_server_of_known_pace_gets_exactly_its_own_numbers_back(
+    k1: int, k: int, steps: int, first_ms: int, step_ms: int, cuts: set[int]
+) -> None:
+    """From the bytes of its stream, each with its time of arrival, wherever the network cut them."""
+    reads: list[tuple[int, bytes]] = [(1_000_000, b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")]
+    reads.append((1_000_000, b"Transfer-Encoding: chunked\r\n\r\n"))
+    n = k1 + k * steps
+    for step in range(steps + 1):
+        total = k1 + k * step
+        meta = {
+            "completion_tokens": total,
+            "prompt_tokens": 7,
+            "finish_reason": {"type": "length"} if total == n else None,
+        }
+        event = f"data: {json.dumps({'text': 'x' * total, 'meta_info': meta})}\n\n".encode()
+        reads.append(((first_ms + step * step_ms) * 1_000_000, b"%x\r\n%s\r\n" % (len(event), event)))
+    reads.append((reads[-1][0], b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"))
+    cut, at = [], 0
+    for ns, data in reads:  # the parts of a cut read come at the same time: its last byte's
+        edges = [0, *sorted(edge - at for edge in cuts if 0 < edge - at < len(data)), len(data)]
+        cut += [(ns, data[first:last]) for first, last in pairwise(edges)]
+        at += len(data)
+    answer = Answer("sglang")
+    answer.feed_all(cut)
+    request = Request(0, Prompt("p", "code", (Message("user", "x"),)), n)
+    record = record_of(request, answer, 0, 0, 0, cut[-1][0], lane=0, kind=None, why=None, again=0)
+    made = metrics.point([record])
+    assert made.tpot_ms.p50 == pytest.approx(step_ms / k)
+    assert (made.chunk_gap_ms.p50, made.chunk_gap_ms.max, made.ttft_ms.p50) == (step_ms, step_ms, first_ms)
+    assert (made.output_tokens, made.input_tokens, made.failed) == (n, 7, 0)
+    assert made.e2e_ms.p50 == first_ms + steps * step_ms
+    assert made.tokens_per_chunk == {str(k): steps + (k1 == k)} | ({} if k1 == k else {str(k1): 1})
 
 
 def figures_of(point: Point) -> dict[str, object]:
@@ -84,6 +138,7 @@ def test_a_failed_request_changes_no_figure(draw: random.Random) -> None:
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_the_records_does_not_matter(draw: random.Random) -> None:
     done = [stream(i, n=draw.randint(5, 80), start_ms=i * 10.0) for i in range(12)]
+    done.append(Record(0, 99, "p99", "code", 64, 5000, times_us=(1000,), end_us=3000, error="cut", error_kind="cut"))
     mixed = done[:]
     draw.shuffle(mixed)
     assert metrics.point(mixed).as_json() == metrics.point(done).as_json()
