@@ -381,18 +381,26 @@ def test_a_wrong_clock_changes_no_order_and_no_word(lab: Lab, person: Person, ro
     assert back["launch_id"] == first["launch_id"]
     row.holds("releases keep the order in which they came, so rollback goes to the right one")
 
-    said = hosts_of(lab)["gpu3"]
-    for hours, word_for_it in ((1, "ahead"), (-1, "behind")):
-        path = f"/home/deploy/python{hours:+d}"
+    def pythons(host: str, hours: int) -> dict[str, Any]:
+        name, user, _ = HOSTS[host]
+        path = f"/home/{user}/python{hours:+d}"
         text = f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/lab/clock.py {hours * 3600} "$0" "$@"\n'
-        lab.at("mtph3", f"printf %s {shlex.quote(text)} >{path}; chmod 755 {path}")
-        person.knows({**hosts_of(lab), "gpu3": {**said, "python": path}})
-        found = [f for f in person.ask("doctor", "--host", "gpu3")["findings"] if f["check"] == "clock"]
+        lab.at(name, f"printf %s {shlex.quote(text)} >{path}; chmod 755 {path}")
+        return {**hosts_of(lab)[host], "python": path}
+
+    person.knows({"gpu1": pythons("gpu1", 1), "gpu3": pythons("gpu3", -1)})
+
+    def one(host: str, word_for_it: str) -> None:
+        found = [f for f in person.ask("doctor", "--host", host)["findings"] if f["check"] == "clock"]
         assert any(word_for_it in f["what"] for f in found), found
-        assert person.ask("deploy", "--host", "gpu3", "--profile", "mtp", "--force")["outcome"] == "ready"
-        assert word(person, "gpu3") == "ready"
-        assert person.ask("stop", "--host", "gpu3")["stopped"] is True
-        assert word(person, "gpu3") == "stopped"
+        deployed = person.ask("deploy", "--host", host, "--profile", "mtp", "--force")
+        assert deployed["outcome"] == "ready"
+        assert any(word_for_it in note for note in deployed["notes"]), "deploy says it, too"
+        assert word(person, host) == "ready"
+        assert person.ask("stop", "--host", host)["stopped"] is True
+        assert word(person, host) == "stopped"
+
+    together(lambda: one("gpu1", "ahead"), lambda: one("gpu3", "behind"))
     person.knows(hosts_of(lab))
     row.holds("a host an hour ahead or behind is deployed, proven and stopped")
     in_order(lab, person, "gpu3", "mtph3", workdir("gpu3"), row)

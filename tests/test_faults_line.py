@@ -230,15 +230,20 @@ def _begin_what_only_waits(slow_answer: Any) -> None: ...
 def test_where_logout_kills_deploy_says_so_before_and_picks_what_survives(lab: Lab, person: Person, row: Row) -> None:
     lab.at("mtph3", "mkdir -p /etc/systemd/logind.conf.d; printf '[Login]\\nKillUserProcesses=yes\\n' "
            ">/etc/systemd/logind.conf.d/kill.conf; systemctl restart systemd-logind")  # fmt: skip
+
+    def logged_out() -> None:
+        sessions = "loginctl --no-legend list-sessions | grep -w deploy || true"
+        until(lambda: not lab.at("mtph3", sessions), "every session of this user has ended")
+
     try:
         person.run("stop", "--host", "gpu3", "--abort-requests", code=None)
         deployed = person.ask("deploy", "--host", "gpu3", "--profile", "mtp", "--supervisor", "auto")
         assert deployed["supervisor"] == "systemd-user"
-        time.sleep(1)  # every session of this user has ended
+        logged_out()
         assert person.ask("status", "--host", "gpu3")["word"] == "ready"
         row.holds("with linger `auto` takes a user unit, which survives the logout")
         deployed = person.ask("deploy", "--host", "gpu3", "--profile", "mtp", "--force", "--supervisor", "tmux")
-        time.sleep(1)
+        logged_out()
         assert person.ask("status", "--host", "gpu3")["word"] == "ready"
         row.holds("tmux is put into a scope of the lingering user manager, and survives too")
 

@@ -100,12 +100,14 @@ class _Deploy:
             client.transport.begin()
             plan = self._plan_from_memory()
             request = self._first(plan)
+            asked = datetime.now(timezone.utc)
             first = client.call("deploy", request, on_event=self._tell)
             if first["outcome"] == "unchanged" and plan is not None:
                 self.unchanged = (target, request, self.notes)
             if first["outcome"] == "needs-files":
                 facts = first["facts"]
                 keep_facts(self.home, target.host, facts)
+                self._compare_clocks(facts, asked)
                 plan = self._plan(facts)
                 if plan.wants_help:
                     facts = {**facts, **self._help(client)}
@@ -121,6 +123,15 @@ class _Deploy:
         run = store.new_run("deploy", self._meta(first, plan))
         with run:
             return self._watched(run, plan, first, wait=wait, rollback=rollback)
+
+    def _compare_clocks(self, facts: Mapping[str, Any], asked: datetime) -> None:
+        """Says before anything is touched that times here and there cannot be compared; it refuses nothing."""
+        from mtpdeploy.actions.doctor import skew
+
+        for finding in skew(facts, asked, datetime.now(timezone.utc)):
+            if finding["ok"] is False:
+                self.notes.append(f"{finding['what']} ({finding['why']})")
+                self.talk.note(f"{self.target.name}: {finding['what']}")
 
     # ---- the two execs
 

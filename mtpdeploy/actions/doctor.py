@@ -65,7 +65,7 @@ def _examine(home: Path, talk: Talk, target: Target) -> Examined:
         needs, planned = _plan(target, facts)
         result = client.call("doctor", {"probe": spec, "needs": needs, "host": str(d.args.get("host"))})  # type: ignore[arg-type]
     talk.done(target.name, "looked at")
-    findings = [*result["findings"], *planned, *_skew(facts, asked, answered)]
+    findings = [*result["findings"], *planned, *skew(facts, asked, answered)]
     findings.sort(key=lambda f: (f["ok"] is True, f["severity"] != "refuse"))
     return Examined(target.name, target.profile, facts, tuple(findings))
 
@@ -90,7 +90,7 @@ def _plan(target: Target, facts: Mapping[str, Any]) -> tuple[Needs, list[Finding
     return needs, findings
 
 
-def _skew(facts: Mapping[str, Any], asked: datetime, answered: datetime) -> list[Finding]:
+def skew(facts: Mapping[str, Any], asked: datetime, answered: datetime) -> list[Finding]:
     """How far the host's clock is from this machine's; the time of the answer bounds what can be said."""
     try:
         there = datetime.strptime(str(facts["utc"]), "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc)
