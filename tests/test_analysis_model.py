@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from grids import observations
 from runs import bench_run
@@ -17,12 +20,12 @@ def test_settings_of_an_h200_that_were_left_out_are_predicted_within_a_few_perce
 ) -> None:
     checked = leave_one_out(observations(*campaigns))
     assert checked is not None
-    said = checked.as_json()
+    said: Any = checked.as_json()
     assert said["settings"] == settings
-    assert said["step_median_error"] < 0.03  # type: ignore[operator]
-    assert said["tpot_median_error"] < 0.03  # type: ignore[operator]
-    assert said["ttft_median_error"] < 0.20  # type: ignore[operator]
-    assert said["output_tok_s_median_error"] < 0.05  # type: ignore[operator]
+    assert said["step_median_error"] < 0.03
+    assert said["tpot_median_error"] < 0.03
+    assert said["ttft_median_error"] < 0.20
+    assert said["output_tok_s_median_error"] < 0.05
 
 
 def test_the_error_bars_hold_what_they_promise_on_settings_that_were_left_out() -> None:
@@ -108,9 +111,9 @@ def test_hostile_figures_do_not_break_the_fit() -> None:
     assert said.step_ms.value > 0
 
 
-def test_a_run_speaks_by_its_recorded_arguments(tmp_path: object) -> None:
+def test_a_run_speaks_by_its_recorded_arguments(tmp_path: Path) -> None:
     args = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2, "mamba_ssm_dtype": "bfloat16"}
-    run = bench_run(tmp_path, speeds={1: 100, 4: 90}, accept=2.4, args=args, capacity={"max_running_requests": 4})  # type: ignore[arg-type]
+    run = bench_run(tmp_path, speeds={1: 100, 4: 90}, accept=2.4, args=args, capacity={"max_running_requests": 4})
     rows = model.observations([measured(run)])
     assert {row.setting for row in rows} == {Setting(3, 2, 4)}
     assert rows[0].step_ms == pytest.approx(1e3 / 100 * 2.4, rel=0.1)

@@ -112,6 +112,12 @@ def test_what_cannot_be_fitted_or_judged_is_refused(tmp_path: Path) -> None:
         model(home=tmp_path, talk=TALK, measurements=GRID, profile="mtp")
     with pytest.raises(UsageError, match="--set"):
         model(home=tmp_path, talk=TALK, measurements=GRID, set_=("args.x=1",))
-    for wrong in ({"concurrency": "x"}, {"input_tokens": 0}, {"available_gb": -1.0}, {"space_": "gpus=1"}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"concurrency": "x"},
+        {"input_tokens": 0},
+        {"available_gb": -1.0},
+        {"space_": "gpus=1"},
+    )
+    for wrong in wrongs:
         with pytest.raises(UsageError):
-            model(home=tmp_path, talk=TALK, measurements=GRID, **wrong)  # type: ignore[arg-type]
+            model(home=tmp_path, talk=TALK, measurements=GRID, **wrong)

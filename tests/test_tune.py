@@ -25,7 +25,13 @@ from mtpdeploy.store import Store
 
 TALK = Silent()
 SPACE = "draft_steps=0,3 running=4,16 state_dtype=bfloat16"
-SHORT = {"concurrency": "1,16", "requests": 16, "output_tokens": 48, "space_": SPACE, "budget_launches": 2}
+SHORT: dict[str, Any] = {
+    "concurrency": "1,16",
+    "requests": 16,
+    "output_tokens": 48,
+    "space_": SPACE,
+    "budget_launches": 2,
+}
 
 
 @pytest.fixture
@@ -90,17 +96,19 @@ def killed_when(home: Path, words: list[str], there: Callable[[], bool], how: in
 
 
 def test_a_dry_run_plans_the_search_says_why_and_launches_nothing(home: Path) -> None:
-    said = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)  # type: ignore[arg-type]
+    said = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)
     assert said.candidates == 4
     assert said.first[0].why
     assert said.run_id is None
     assert Store(home).runs() == ()
-    document = said.as_json()
+    document: dict[str, Any] = said.as_json()
     assert document["simulated"] is True
-    assert document["first"][0] == document["next"]  # type: ignore[index]
-    wide = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, concurrency="1,64").as_json()
-    assert {one["name"] for one in wide["space"]} == set(FACTORS)  # type: ignore[attr-defined]
-    assert all(one["count"] and one["example"] and one["why"] for one in wide["ruled_out"])  # type: ignore[attr-defined]
+    assert document["first"][0] == document["next"]
+    wide: dict[str, Any] = tune(
+        home=home, talk=TALK, host="local", profile="mtp", dry_run=True, concurrency="1,64"
+    ).as_json()
+    assert {one["name"] for one in wide["space"]} == set(FACTORS)
+    assert all(one["count"] and one["example"] and one["why"] for one in wide["ruled_out"])
 
 
 @pytest.mark.slow
@@ -182,7 +190,7 @@ def test_a_host_on_which_nothing_comes_up_is_a_result_and_not_an_error(home: Pat
     inventory = yaml.safe_load(path.read_text())
     inventory["hosts"]["local"]["simulate"] |= {"fault": "graph-capture", "clock": 50}
     path.write_text(yaml.safe_dump(inventory))
-    said = tune(home=home, talk=TALK, host="local", profile="mtp", **{**SHORT, "space_": "draft_steps=0,3 running=16"})  # type: ignore[arg-type]
+    said = tune(home=home, talk=TALK, host="local", profile="mtp", **{**SHORT, "space_": "draft_steps=0,3 running=16"})
     assert said.outcomes[0].status == "oom"
     assert said.outcomes[0].cause == "oom_graph_capture"
     assert said.best is None
@@ -197,7 +205,7 @@ def test_a_profile_that_somebody_wrote_is_not_overwritten(home: Path) -> None:
     own.mkdir()
     (own / "mtp-tuned.yml").write_text("extends: mtp\n")
     with pytest.raises(UsageError, match="not overwritten"):
-        tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)  # type: ignore[arg-type]
+        tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +235,7 @@ def test_options_that_cannot_be_meant_are_refused_before_anything_is_touched(
     options: dict[str, object], text: str, home: Path
 ) -> None:
     with pytest.raises(MtpError, match=text):
-        tune(home=home, talk=TALK, **{"host": "local", "profile": "mtp", **SHORT, **options})  # type: ignore[arg-type]
+        tune(home=home, talk=TALK, **{"host": "local", "profile": "mtp", **SHORT, **options})
     assert not (home.parent / "work").exists()
 
 

@@ -246,7 +246,8 @@ def _ground(
         if own is None or not own.provenance.args:
             raise PlanRefused("neither a profile is given nor does a run say its arguments: --profile NAME")
         deployment = inventories.resolve(known_hosts, None, None, (), reveal=False)
-        deployment = replace(deployment, args=dict(own.provenance.args))  # type: ignore[arg-type]
+        recorded: Any = own.provenance.args  # as a run holds them: JSON
+        deployment = replace(deployment, args=dict(recorded))
         gpu_memory_gb = gpu_memory_gb or own.provenance.gpu_memory_gb
         sglang_version = sglang_version or own.provenance.sglang_version
         said = f"the arguments of run {own.run_id}"

@@ -170,10 +170,10 @@ def default_factors(ground: Ground, loads: Sequence[int], give_up: Sequence[str]
         "kv_dtype": _narrower(settings.kv_dtype, "fp8_e4m3", PRECISION in give_up and settings.kv_dtype == "auto"),
         "radix": (True, False) if settings.radix and PREFIX_REUSE in give_up else (settings.radix,),
         "context": _contexts(args.get("context_length"), settings.context, CONTEXT in give_up),
-        "draft_model": (args.get("speculative_draft_model_path"),),  # type: ignore[dict-item]
+        "draft_model": (_scalar(args.get("speculative_draft_model_path")),),
         "chunked_prefill": tuple(sorted({settings.chunk, NARROW_CHUNK})) if settings.chunk > 0 else (settings.chunk,),
         # From 0.5.14 on no graph is captured beyond the running requests, so there is nothing to gain.
-        "graph_max_batch": (args.get("cuda_graph_max_bs_decode"),),  # type: ignore[dict-item]
+        "graph_max_batch": (_scalar(args.get("cuda_graph_max_bs_decode")),),
     }
     if version.before("0.5.14") and args.get("cuda_graph_max_bs_decode") is None:
         levels["graph_max_batch"] = (None, max(loads))
@@ -181,6 +181,11 @@ def default_factors(ground: Ground, loads: Sequence[int], give_up: Sequence[str]
         for name in ("mamba_slots", "state_dtype", "strategy"):
             del levels[name]
     return levels
+
+
+def _scalar(value: ArgValue) -> Level:
+    """An argument as a level; one that is a list or a mapping is none."""
+    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def _narrower(own: str, narrow: str, searched: bool) -> tuple[Level, ...]:
@@ -191,7 +196,7 @@ def _strategies(ground: Ground, asked: ArgValue, own: str | None) -> tuple[Level
     """Lazy buffers beside eager ones, where this version has them; both keep the prefix cache."""
     if own == "extra_buffer" and ground.version.at_least("0.5.14"):
         return (own, "extra_buffer_lazy")
-    return (own or (asked if isinstance(asked, str) else None),)
+    return (own or (_scalar(asked)),)
 
 
 def _contexts(asked: ArgValue, own: int | None, searched: bool) -> tuple[Level, ...]:
@@ -219,13 +224,13 @@ def parse_factors(text: str) -> dict[str, tuple[Level, ...]]:
 
 def _wrong(name: str, level: Level) -> str | None:
     """What a level of that factor should be; None where it may be meant."""
-    whole = isinstance(level, int) and not isinstance(level, bool)
+    whole = level if isinstance(level, int) and not isinstance(level, bool) else None
     if name == "draft_steps":
-        return None if whole and 0 <= level <= 16 else "a number of drafts from 0 (no MTP) to 16"  # type: ignore[operator]
+        return None if whole is not None and 0 <= whole <= 16 else "a number of drafts from 0 (no MTP) to 16"
     if name in ("running", "chunked_prefill", "graph_max_batch", "context", "mamba_slots"):
         if level is None and name != "running":
             return None
-        ok = whole and (level >= 1 or (name == "chunked_prefill" and level == -1))  # type: ignore[operator]
+        ok = whole is not None and (whole >= 1 or (name == "chunked_prefill" and whole == -1))
         return None if ok else "a whole number above 0"
     if name == "mem_fraction":
         return None if isinstance(level, float) and 0 < level < 1 else "a share between 0 and 1, such as 0.85"
