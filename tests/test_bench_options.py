@@ -44,7 +44,7 @@ def refused(home: Path, **options: Any) -> str:
         ({"order": "AB"}, "--order AB is the order of --arms"),
         ({"from_": "cpu2"}, "--from and --url exclude each other"),
         ({"attach": "last"}, "--attach and --url exclude each other"),
-        ({"slo": " , "}, "--slo is empty"),
+        ({"slo": " , "}, "--slo: there is no objective in it"),
         ({"find": "max-goodput", "slo": "ttft_p50_ms<9", "concurrency": "1,2"}, "--find starts from one load"),
         ({"find": "max-goodput", "slo": "ttft_p50_ms<9", "repeat": 2}, "--find starts from one load"),
         ({"model": "\udcff"}, "--model '\\udcff': is not UTF-8"),
