@@ -1,35 +1,37 @@
-"""What `doctor` prints: a person sees at once what stops a launch and what only costs something."""
+"""What the verbs of a launch say to people."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
-from rich.console import Console
+import pytest
 
-from mtpdeploy.actions.doctor import Examined
-from mtpdeploy.report.launches import doctor
+from mtpdeploy.actions.launches import HostAnswer
+from mtpdeploy.report.console import AnswerConsole
+from mtpdeploy.report.launches import text
 
-HELD = {
-    "check": "gpu memory",
-    "ok": False,
-    "what": "GPU 0 (NVIDIA H200): pid 457 of root holds 44.793 GiB: python3 -c import torch",
-    "why": "memory that others hold is missing from SGLang's pools",
-    "type": "nvidia-smi",
-    "severity": "warn",
-}
+LAUNCH = "20261130T074746Z-ad8e80"
+STOPPED = {
+    "stopped": True, "already": False, "drained": True, "killed": [], "seconds": 1.5, "left": [], "port_free": True, "gpu_freed_gb": 87.4,
+}  # fmt: skip
 
 
-def shown(*findings: dict[str, object]) -> str:
+@pytest.mark.parametrize(
+    ("verb", "result"),
+    [
+        ("stop", STOPPED),
+        ("stop", {**STOPPED, "already": True}),
+        ("start", {"outcome": "ready", "boot": 2}),
+        ("rollback", {"outcome": "ready", "boot": 2}),
+    ],
+)
+@pytest.mark.parametrize("simulated", [True, False])
+def test_what_a_simulated_host_did_is_labelled_and_what_a_real_one_did_is_not(
+    verb: str, result: dict[str, Any], simulated: bool
+) -> None:
     out = io.StringIO()
-    doctor(Examined("h200", None, {"os": "Ubuntu", "user": "root"}, findings), Console(file=out, width=160))  # type: ignore[arg-type]
-    return out.getvalue()
-
-
-def test_what_only_costs_memory_is_a_warning_and_not_a_no() -> None:
-    text = shown(HELD)
-    assert "  warn gpu memory: GPU 0" in text
-    assert "NO" not in text
-
-
-def test_what_stops_a_launch_is_a_no() -> None:
-    assert "  NO   gpu memory: GPU 0" in shown({**HELD, "severity": "refuse"})
+    text(HostAnswer("gpu1", verb, {"launch_id": LAUNCH, "simulated": simulated, **result}), AnswerConsole(file=out))
+    first = out.getvalue().splitlines()[0]
+    assert LAUNCH in first
+    assert first.endswith("(simulated)") == simulated

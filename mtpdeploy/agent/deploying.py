@@ -316,6 +316,7 @@ def _started(
         previous=previous.launch_id if previous else None,
         findings=findings,
         log=_log_place(fresh, boot),
+        simulated=fresh.read().get("simulated"),
     )
     if known is not None:
         result["facts"] = known
@@ -343,6 +344,7 @@ def start(service: Service, stream: Stream, request: StartRequest) -> DeployResu
                 boot=found["boot"],
                 supervisor=found["supervisor"],
                 log=_log_place(target, target.last_boot() or {}),
+                simulated=found.get("simulated"),
                 status=found,
             )
         return _switch(service, stream, root, client, target, request)

@@ -53,7 +53,7 @@ def stop(
         _record_done(release, [])
         return StopResult(
             stopped=True, launch_id=release.launch_id, already=True, drained=None, killed=[], seconds=0.0, left=[],
-            port_free=_port_free(release), gpu_freed_gb=None,
+            port_free=_port_free(release), gpu_freed_gb=None, simulated=asked.get("simulated"),
         )  # fmt: skip
     if abort_requests and main is not None:
         stream.step("abort running requests", "asked for: they are answered with an error instead of drained")
@@ -86,6 +86,7 @@ def stop(
         left=left,
         port_free=free,
         gpu_freed_gb=freed,
+        simulated=asked.get("simulated"),
     )
 
 

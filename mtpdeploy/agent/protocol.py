@@ -7,7 +7,7 @@ One exec is one stage of work:
 REQUEST is base64url of JSON when it is small and holds no secret (then stdin is not used at all), or `-`: then stdin
 carries a 4-byte big-endian length and that many bytes of JSON. Every line of stdout is one JSON object with an `event`:
 
-    {"event": "heartbeat"}                       each HEARTBEAT_S; CUT_S of silence means that the line is cut
+    {"event": "heartbeat"}                       each HEARTBEAT_S; SILENT_S without one: no agent is there any more
     {"event": "step", "do": …, "why": …}                      something is about to be done
     {"event": "note", "text": …}                              something that a person should know
     {"event": "log", "launch_id", "boot", "inode", "offset", "data"}      data: base64; offset: of its first byte
@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal, TypedDict
 
 PROTOCOL = 1
 HEARTBEAT_S = 1.0
-CUT_S = 4.0
+SILENT_S = 20.0  # a cut line is noticed below, in five (hosts.ssh); a host may be so busy that its agent gets no turn
 ARGV_LIMIT = 96 * 1024  # one argument may have 128 KiB (MAX_ARG_STRLEN); base64 and the shell's quotes are inside
 REQUEST_LIMIT = 64 * 1024 * 1024
 LOG_CHUNK = 48 * 1024  # bytes of log in one event
@@ -385,6 +385,7 @@ class DeployResult(TypedDict, total=False):
     facts: Facts
     findings: list[Finding]
     log: dict[str, Any] | None  # {path, inode, offset}
+    simulated: bool | None
     status: StatusResult
     survives: dict[str, Any]  # {logout, reboot, crash}: bool
 
@@ -399,6 +400,7 @@ class StopResult(TypedDict, total=False):
     left: list[dict[str, Any]]  # {pid, state, command, gpu_gb, hint}
     port_free: bool
     gpu_freed_gb: float | None
+    simulated: bool | None
 
 
 class WatchResult(TypedDict, total=False):

@@ -294,7 +294,8 @@ def _dead(
             )
         return "stale", f"launch {release.launch_id} does not run, and something else answers: {who}"
     if record := state.get("stop"):
-        return "stopped", f"asked for by {record.get('by')} at {record.get('asked_utc')}: {record.get('why')}"
+        why = f": {said}" if (said := record.get("why")) != "asked for" else ""
+        return "stopped", f"asked for by {record.get('by')} at {record.get('asked_utc')}{why}"
     ended = boot.get("exit") or {}
     cause = _cause(ended) if ended else ""
     kind = (state.get("supervisor") or {}).get("kind")

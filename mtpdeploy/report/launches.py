@@ -246,7 +246,14 @@ def _answer(answer: HostAnswer, console: Console) -> None:
 
 def _stopped(host: str, r: Mapping[str, Any], console: Console) -> None:
     if r.get("already"):
-        _line(console, (host, "bold"), ": ", _word("stopped"), f" already, launch {r['launch_id']}")
+        _line(
+            console,
+            (host, "bold"),
+            ": ",
+            _word("stopped"),
+            f" already, launch {r['launch_id']}",
+            _simulated(r.get("simulated")),
+        )
         return
     if not r["stopped"]:
         _line(console, (host, "bold"), ": ", ("not stopped completely", "bold red"), f", launch {r['launch_id']}")
@@ -256,7 +263,8 @@ def _stopped(host: str, r: Mapping[str, Any], console: Console) -> None:
             _line(console, ("  type: ", "dim"), one["hint"])
         return
     how = "drained" if r["drained"] else "killed after the drain limit"
-    _line(console, (host, "bold"), ": ", _word("stopped"), f" in {r['seconds']:.1f} s ({how}), launch {r['launch_id']}")
+    said = f" in {r['seconds']:.1f} s ({how}), launch {r['launch_id']}"
+    _line(console, (host, "bold"), ": ", _word("stopped"), said, _simulated(r.get("simulated")))
     if r["killed"]:
         _fact(console, "left over", f"killed pids {', '.join(map(str, r['killed']))}")
     _fact(console, "port", "free" if r["port_free"] else "still taken by something else: mtpdeploy status")
@@ -272,6 +280,7 @@ def _started(host: str, r: Mapping[str, Any], console: Console) -> None:
         ": ",
         _word(word),
         f"  launch {r['launch_id']}, boot {(r.get('status') or r).get('boot')}",
+        _simulated(r.get("simulated")),
     )
     _fact(console, "why", r.get("why"))
     _fact(console, "url", (r.get("status") or {}).get("url"))
