@@ -239,6 +239,19 @@ def test_options_that_cannot_be_meant_are_refused_before_anything_is_touched(
     assert not (home.parent / "work").exists()
 
 
+def test_files_are_kept_by_their_whole_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a search could not be resumed, nor its profile be deployed, from another folder."""
+    monkeypatch.chdir(home)
+    (home / "own.yml").write_text("extends: mtp\n")
+    (home / "load.yml").write_text("concurrency: [1, 4]\nrequests: 8\noutput_tokens: 64\n")
+    said = tune(home=home, talk=TALK, host="local", profile="own.yml", workload="load.yml", dry_run=True)
+    assert said.spec.profile == str(home / "own.yml")
+    assert said.spec.bench["workload"] == str(home / "load.yml")
+    assert said.spec.loads == (1, 4)
+    assert said.spec.output_tokens == 64
+    assert said.spec.name == "own-tuned"
+
+
 def test_a_run_that_is_no_search_cannot_be_resumed(home: Path) -> None:
     run = Store(home).new_run("bench")
     run.finish({})

@@ -111,7 +111,8 @@ def read_spec(home: Path, host: str, profile: str, given: Mapping[str, Any]) -> 
         _one_of("--give-up", one, GIVEABLE)
     if give_up and given["space_"]:
         raise UsageError("--space says itself what is searched; leave out --give-up")
-    bench: dict[str, Any] = {"workload": given["workload"], "requests": given["requests"]}
+    profile, workload = _lasting(profile), _lasting(given["workload"]) if given["workload"] else None
+    bench: dict[str, Any] = {"workload": workload, "requests": given["requests"]}
     if given["output_tokens"] is not None:
         bench["output_tokens"] = str(given["output_tokens"])
     answer = given["output_tokens"] or (held.output_tokens if held else ANSWER_TOKENS)
@@ -126,6 +127,11 @@ def read_spec(home: Path, host: str, profile: str, given: Mapping[str, Any]) -> 
         requests=requests, gpu_memory_gb=given["gpu_memory_gb"],
         own_space=given["space_"] is not None,
     )  # fmt: skip
+
+
+def _lasting(name: str) -> str:
+    """A file by its whole path, so that the search goes on, and its profile deploys, from any folder."""
+    return str(Path(name).absolute()) if Path(name).suffix in (".yml", ".yaml") else name
 
 
 def limits(slo: str | None) -> tuple[Limit, ...]:
