@@ -60,6 +60,7 @@ class Study:
         self.store = Store(home)
         self.runs = home / "runs"
         self.points: list[dict[str, Any]] = []
+        self.read: dict[str, Measured] = {}
         for path in sorted(self.runs.glob("*/points.json")):
             said = json.loads((path.parent / "run.json").read_text())
             for point in json.loads(path.read_text())["points"]:
@@ -94,7 +95,9 @@ class Study:
         return next(p for p in self.of(profile) if p["concurrency"] == concurrency)
 
     def measured(self, point: Mapping[str, Any]) -> Measured:
-        return measured(self.store.run(point["run"]))
+        if point["run"] not in self.read:
+            self.read[point["run"]] = measured(self.store.run(point["run"]))
+        return self.read[point["run"]]
 
     def against(self, a: str, b: str, concurrency: int) -> LoadComparison:
         """b over a at one load."""
