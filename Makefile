@@ -34,9 +34,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The generated pages of docs/ and the table of verbs in README.md.
+# The generated pages of docs/, the table of verbs in README.md, and the tables of the case study.
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python tools/case_study.py
 
 # Accept what the golden tests produce now; look at the difference before committing it.
 golden: $(STAMP)
