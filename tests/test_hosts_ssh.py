@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+from mtpdeploy.agent import protocol
 from mtpdeploy.errors import HostKeyRefused, HostUnreachable, LineCut
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.hosts.hostkeys import KnownKeys
@@ -189,7 +190,8 @@ def test_a_cut_line_is_told_as_a_cut_line_and_not_as_an_exit_status(host: Host, 
             client.call("deploy", on_event=lambda event: sshd.cut() and None)
 
 
-def test_silence_is_a_cut_line_too(host: Host, tmp_path: Path) -> None:
+def test_silence_is_a_cut_line_too(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SILENT_S", 2.0)
     mute = tmp_path / "python"
     mute.write_text("""#!/bin/sh\necho '{"event":"heartbeat"}'\nsleep 30\n""")
     mute.chmod(0o755)
@@ -197,7 +199,7 @@ def test_silence_is_a_cut_line_too(host: Host, tmp_path: Path) -> None:
         work = tmp_path / "work"
         AgentClient(transport, workdir=str(work), service="sglang", python="python3").call("status")
         client = AgentClient(transport, workdir=str(work), service="sglang", python=str(mute))
-        with pytest.raises(LineCut, match="nothing was heard for 4 s"):
+        with pytest.raises(LineCut, match="nothing was heard for 2 s"):
             client.call("status")
 
 

@@ -182,7 +182,7 @@ class AgentClient:
                 raise self._cut(verb, str(error)) from error
             if not data:
                 return
-            limit = protocol.CUT_S
+            limit = protocol.SILENT_S
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 try:
