@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtpdeploy.errors import UsageError
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -24,12 +26,15 @@ def find_home(
 ) -> Path:
     """`--home`, else $MTPDEPLOY_HOME, else the nearest folder upwards that has `inventories/`, else ~/.local/share/mtpdeploy.
 
-    The folder need not exist yet: an empty home is a fine place to start from.
+    The folder need not exist yet: an empty home is a fine place to start from. Raises UsageError where the current folder was deleted.
     """
     environ = os.environ if environ is None else environ
     if chosen := option or environ.get("MTPDEPLOY_HOME"):
         return Path(chosen).expanduser().absolute()
-    here = (start or Path.cwd()).absolute()
+    try:
+        here = (start or Path.cwd()).absolute()
+    except FileNotFoundError:
+        raise UsageError("the current folder does not exist any more: cd to another one, or say --home") from None
     for folder in (here, *here.parents):
         if (folder / "inventories").is_dir():
             return folder

@@ -191,6 +191,19 @@ def test_a_full_disk_under_the_answer_is_told(command: str) -> None:
     assert answer.stderr == "error: standard output: No space left on device\n"
 
 
+def test_a_folder_that_was_deleted_under_the_shell_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    answer = subprocess.run(
+        ["sh", "-c", 'cd "$1" && rmdir "$1" && exec "$2" profiles', "sh", gone, BIN / "mtpdeploy"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert answer.returncode == 2
+    assert "does not exist any more" in answer.stderr
+
+
 def test_an_interrupt_while_the_doors_are_still_imported_ends_quietly(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
     for start in ([str(BIN / "mtpdeploy")], [sys.executable, "-m", "mtpdeploy"]):
