@@ -175,7 +175,7 @@ def test_a_full_disk_refuses_whole_or_starts_whole_and_never_forbids_a_stop(
     lab: Lab, doors: Doors, person: Person, row: Row, tmp_path: Path
 ) -> None:
     small = "/home/deploy/small"
-    lab.at("mtph1", f"mkdir -p {small}; mount -t tmpfs -o size=8m,mode=700,uid=$(id -u deploy) none {small}")
+    lab.at("mtph1", f"mkdir -p {small}; mount -t tmpfs -o size=48m,mode=700,uid=$(id -u deploy) none {small}")
     somebody = Person(tmp_path, doors)
     somebody.knows({
         "small": lab.host("mtph1", "deploy", QUICK, supervisor="tmux", workdir=small, service="small", args={"port": 30200})
@@ -189,8 +189,8 @@ def test_a_full_disk_refuses_whole_or_starts_whole_and_never_forbids_a_stop(
     try:
         leave(0)
         refusals.add(somebody.ask(*words, code=6)["message"])  # the agent itself cannot be written
-        leave(1500)
-        somebody.run("status", "--host", "small")
+        leave(20_000)  # room for the agent and its compiled files
+        somebody.run("deploy", "--host", "small", "--profile", "mtp", "--set", "args.port=22", code=4)
         for pages in (0, 1, 2, 4, 17, 19, 21, 23, 25, 27, 30, 34, 40, 60, 100):
             leave(pages)
             told = somebody.ask(*words, code=None)

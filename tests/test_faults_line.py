@@ -63,7 +63,6 @@ def at_step(person: Person, host: str, profile: str, step: str) -> Running:
 def test_a_client_killed_at_any_step_of_deploy_leaves_the_old_or_the_new(lab: Lab, person: Person, row: Row) -> None:
     def chain(host: str, steps: tuple[str, ...]) -> None:
         name = HOSTS[host][0]
-        person.run("deploy", "--host", host, "--profile", "mtp")
         for number, step in enumerate(steps):
             at_step(person, host, ("baseline", "mtp")[number % 2], step).kill()
             until(lambda: not disorder(look(lab, name, workdir(host))), f"{host}: in order after {step}", 30, 0.3)

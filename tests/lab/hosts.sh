@@ -124,17 +124,19 @@ givepid() {
 
 # ---- memory limits, by a control group of our own into which a process of the host is moved. v1: in the machine's memory tree, which is
 # mounted in the host, where its processes can read the count. v2: below the host's own group, if the machine has the controller.
+memory_tree() { awk '$3=="cgroup"&&$4~/(^|,)memory(,|$)/{print $2;exit}' /proc/self/mounts; }
 starved() {
-  local m t; m=$(awk '$3=="cgroup"&&$4~/(^|,)memory(,|$)/{print $2;exit}' /proc/self/mounts)
-  t=$(awk '$3=="cgroup2"{print $2;exit}' /proc/self/mounts)
-  if [ -n "$m" ]; then echo "$m/$GROUP-$1"; else echo "$t/$GROUP/$1/starved"; fi
+  local m; m=$(memory_tree)
+  if [ -n "$m" ]; then find "$m" -type d -name "$GROUP-$1" | head -1; else echo "$(trees | head -1)/$GROUP/$1/starved"; fi
 }
 hold() {
-  local g l d; g=$(starved "$1"); l=$(leader "$1")
-  case $g in
-    */starved) for d in "${g%/$GROUP/*}" "${g%/*/starved}" "${g%/starved}"; do echo +memory >"$d/cgroup.subtree_control"; done ;;
-    *) inside "$1" sh -c 'mkdir -p /run/memory; mountpoint -q /run/memory || mount -t cgroup -o memory cgroup /run/memory' ;;
-  esac
+  local g d l m; l=$(leader "$1"); m=$(memory_tree)
+  if [ -n "$m" ]; then  # below the host's own group: its processes see nothing above
+    g=$m$(awk -F: '$2~/(^|,)memory(,|$)/{print $3}' "/proc/$l/cgroup")/$GROUP-$1
+    inside "$1" sh -c 'mkdir -p /run/memory; mountpoint -q /run/memory || mount -t cgroup -o memory cgroup /run/memory'
+  else
+    g=$(starved "$1"); for d in "${g%/$GROUP/*}" "${g%/*/starved}" "${g%/starved}"; do echo +memory >"$d/cgroup.subtree_control"; done
+  fi
   mkdir -p "$g"
   nsenter -t "$l" -p sh -c "echo $2 >$g/cgroup.procs"  # the pid as the host counts it
 }
@@ -197,7 +199,7 @@ remove() {
   local n=$1 d=$H/$1
   halt "$n"; unplug "$n"
   while mountpoint -q "$d/root"; do umount "$d/root" 2>/dev/null || umount -l "$d/root"; done
-  rm -rf --one-file-system "$d"; no_groups "$n"; rmdir "$(starved "$n")" 2>/dev/null; :
+  rm -rf --one-file-system "$d"; no_groups "$n"; n=$(starved "$n"); [ -z "$n" ] || rmdir "$n" 2>/dev/null; :
 }
 reboot() {
   local b i; b=$(cat "$H/$1/boots")
