@@ -28,6 +28,7 @@ from mtpdeploy.hosts import ssh
 from mtpdeploy.hosts.agentclient import AgentClient
 from mtpdeploy.inventory.values import Simulate
 from mtpdeploy.progress import Silent
+from mtpdeploy.store import Store
 from tests.sshd import Sshd
 
 # ---------------------------------------------------------------- the agent
@@ -181,6 +182,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 @pytest.mark.hosts
+@pytest.mark.slow
 class TestAnUnchangedDeploy:
     @pytest.fixture
     def execs(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
@@ -222,6 +224,11 @@ class TestAnUnchangedDeploy:
         assert [stdin for _, stdin in execs] == [b""]
         assert made == []
         assert len(served.sshd.children) == before + 1, "the early connection is the one that is used"
+
+    def test_was_begun_by_a_run_that_says_that_the_host_plays_a_simulator(self, served: Home) -> None:
+        """The inventory of a host behind SSH need not say so; the host itself does."""
+        assert "simulate" not in served.inventory.read_text()
+        assert [row.simulated for row in Store(served.path).runs(kind="deploy")][-1] is True
 
     def test_answers_as_one_that_was_planned(self, served: Home) -> None:
         quick = served.deploy().as_json()
@@ -333,13 +340,16 @@ class TestAnUnchangedDeploy:
         assert any(path.startswith(str(served.path / "inventories")) for path in opened)
 
 
-def test_a_deploy_with_a_secret_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "secret", ["api_key: {from_env: OUR_KEY}", "env: {HF_TOKEN: {from_env: OUR_KEY}}", "env: {HF_TOKEN: plain}"]
+)
+def test_a_deploy_with_a_secret_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     from mtpdeploy.actions.reach import targets
 
     home = tmp_path / "home"
     (home / "inventories").mkdir(parents=True)
     (home / "inventories" / "gpu.yml").write_text(
-        "hosts:\n  gpu1:\n    address: 127.0.0.1\n    api_key: {from_env: OUR_KEY}\n    models: {Qwen/Qwen3.6-27B: /m}\n"
+        f"hosts:\n  gpu1:\n    address: 127.0.0.1\n    {secret}\n    models: {{Qwen/Qwen3.6-27B: /m}}\n"
     )
     monkeypatch.setenv("OUR_KEY", "sesame-street")
     options: dict[str, Any] = {"host": "gpu1", "profile": "mtp", "inventory": (), "sets": (), "overrides": {}}
@@ -347,7 +357,7 @@ def test_a_deploy_with_a_secret_is_not_remembered(tmp_path: Path, monkeypatch: p
     recall.Recall(home, **options).keep([(target, {"fingerprint": "f"}, [])])
     assert not (home / "runs" / "hosts" / ".planned.json").exists()
     text = (home / "inventories" / "gpu.yml").read_text()
-    (home / "inventories" / "gpu.yml").write_text(text.replace("api_key: {from_env: OUR_KEY}", "workdir: ~/w"))
+    (home / "inventories" / "gpu.yml").write_text(text.replace(secret, "workdir: ~/w"))
     (target,) = targets(home, "gpu1", (), profile="mtp", reveal=True)
     recall.Recall(home, **options).keep([(target, {"fingerprint": "f"}, [])])
     assert (home / "runs" / "hosts" / ".planned.json").exists()

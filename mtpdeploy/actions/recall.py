@@ -180,6 +180,7 @@ def _plain(home: Path, target: Target) -> bool:
     """Whether the deployment follows from the inputs of `state` alone, and may be written down."""
     from mtpdeploy.inventory import load_profile
     from mtpdeploy.secret import Secret
+    from mtpdeploy.sglang.masking import is_secret
 
     seen: set[str] = set()
     name = target.profile
@@ -189,8 +190,8 @@ def _plain(home: Path, target: Target) -> bool:
         seen.add(name)
         name = load_profile(home, name).extends
     d = target.deployment
-    secrets = [d.api_key, *(value for value in d.env.values() if isinstance(value, Secret))]
-    return not target.host.local and d.model_config is None and not any(secret is not None for secret in secrets)
+    secret = d.api_key is not None or any(is_secret(name) or isinstance(value, Secret) for name, value in d.env.items())
+    return not target.host.local and d.model_config is None and not secret
 
 
 # ---------------------------------------------------------------- the inputs
