@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -506,3 +507,15 @@ def test_next_commands_are_complete_and_quoted() -> None:
         "mtpdeploy deploy --host 'gpu 1' --profile mtp --set args.max_running_requests=2 --set args.max_mamba_cache_size=10"
     )
     assert d.as_json()["runbook"] == "docs/runbooks/mamba-pool-too-small.md"
+
+
+def test_a_stranger_s_log_is_planned_by_the_very_command_that_it_shows() -> None:
+    command = "python3 -m sglang.launch_server --model-path /m --api-key sk-topsecret12 --mamba-radix-cache-strategy big_buffer"
+    refused = "sglang serve: error: argument --mamba-radix-cache-strategy: invalid choice: 'big_buffer' (choose from auto, no_buffer)\n"
+    log = summarise([f"# 2026-11-30T03:21:22Z {command}\nusage: sglang serve [-h]\n{refused}".encode()])
+    (told,) = diagnose(log).next_commands
+    words = shlex.split(told)
+    assert words[:3] == ["mtpdeploy", "plan", "--command"]
+    assert words[3] == command.replace("sk-topsecret12", "***")
+    (hosted,) = diagnose(log, host="gpu1", profile="mtp").next_commands
+    assert hosted == "mtpdeploy plan --host gpu1 --profile mtp"

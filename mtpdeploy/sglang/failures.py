@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mtpdeploy.inventory.values import as_sets
 from mtpdeploy.sglang.logs.summary import Phase, Summary
 
 Direction = Literal["raise", "lower", "neither"]
@@ -637,9 +638,11 @@ def _commands(
 ) -> tuple[str, ...]:
     at = f" --host {shlex.quote(host)}" if host else ""
     of = f" --profile {shlex.quote(profile)}" if profile else ""
-    sets = "".join(f" --set {shlex.quote(f'args.{name}={_text(value)}')}" for name, value in remedy.set.items())
+    sets = f" {as_sets(remedy.set)}" if remedy.set else ""
     if sets and of:
         return (f"mtpdeploy plan{at}{of}{sets}", f"mtpdeploy deploy{at}{of}{sets}")
+    if not of and host is None and summary.command and (sets or cause == "bad_arguments"):
+        return (f"mtpdeploy plan --command {shlex.quote(summary.command)}{sets}",)  # a stranger's log
     if cause in (
         "gpu_occupied",
         "port_in_use",
@@ -653,7 +656,3 @@ def _commands(
     if cause == "bad_arguments":
         return (f"mtpdeploy plan{at}{of}",)
     return (f"mtpdeploy logs{at} --lines 200",)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
