@@ -258,7 +258,7 @@ def parquet(runs: Sequence[RunShown]) -> bytes:
     except ImportError as exc:
         raise UsageError(
             "--format parquet needs pyarrow, which is not installed here; csv and json need nothing",
-            next_commands=["pip install 'mtpdeploy[parquet]'"],
+            next_commands=["pip install pyarrow"],
         ) from exc
     rows = list(_rows(runs))
     kinds = {"text": pyarrow.string(), "whole": pyarrow.int64(), "real": pyarrow.float64(), "truth": pyarrow.bool_()}

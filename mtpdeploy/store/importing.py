@@ -142,7 +142,8 @@ def _unpack(source: Path, stage: Path) -> None:
                 with content:
                     _write(source, stage / PurePosixPath(member.name), content, member.size)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as exc:
-        raise UsageError(f"{source}: not readable as an archive ({exc}); it {WANTED}") from exc
+        why = str(exc).splitlines()[0].rstrip(":") if str(exc) else type(exc).__name__
+        raise UsageError(f"{source}: not readable as an archive ({why}); it {WANTED}") from exc
     except OSError as exc:
         raise UsageError(f"{source}: cannot be unpacked ({exc.strerror or exc})") from exc
 
