@@ -140,6 +140,9 @@ def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if
     assert [line["phase"] for line in after[1:]] == ["incumbent", "winner", "winner", "incumbent"]
     assert said.comparison is not None
     assert said.best is not None
+    if said.verdict == "can't tell":  # a machine so busy that the client looked late: then nothing may be chosen
+        assert (said.chosen, said.profile_file, said.serving, said.exit_code) == (None, None, "mtp", 12)
+        return
     assert said.verdict == "faster", said.comparison.as_json()
     assert said.chosen is not None
     assert said.profile_file == home / "inventories" / "profiles" / "mtp-tuned.yml"
