@@ -70,14 +70,19 @@ def found(root: Path, tokenizer: Path) -> list[Peer]:
         made.append(
             Peer(
                 f"sglang {SGLANG}, Rust client",
-                _sglang([sys.executable, "-c", RUST, str(rust[0])], tokenizer, True),
+                _sglang([sys.executable, "-c", RUST, str(rust[0])], tokenizer),
                 _sglang_read,
                 {},
             )
         )
     if old.exists() and python.exists():
         made.append(
-            Peer(f"sglang {SGLANG_PY}, bench_serving", _sglang([str(python), str(old)], tokenizer), _sglang_read, {})
+            Peer(
+                f"sglang {SGLANG_PY}, bench_serving",
+                _sglang([str(python), str(old)], tokenizer),
+                _sglang_read,
+                {"HF_HUB_OFFLINE": "1"},
+            )
         )
     vllm = root / "vllm" / "bin" / "python"
     if vllm.exists() and (root / "vllm" / "wheel" / "run.py").exists():
@@ -96,7 +101,7 @@ def found(root: Path, tokenizer: Path) -> list[Peer]:
     return made
 
 
-def _sglang(start: list[str], tokenizer: Path, rust: bool = False) -> Callable[[Path, Load], list[str]]:
+def _sglang(start: list[str], tokenizer: Path) -> Callable[[Path, Load], list[str]]:
     def command(place: Path, load: Load) -> list[str]:
         return [
             *start, "--backend", "sglang-oai-chat", "--base-url", load.url, "--model", "mock", "--tokenizer", str(tokenizer),

@@ -8,8 +8,10 @@ else that speaks HTTP uses aiohttp. uvloop runs the loop where it is installed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import os
 import ssl
 import threading
 import time
@@ -104,10 +106,11 @@ class Endpoint:
 class Stream(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    __slots__ = ("_got", "_room", "_transport", "answer", "closed", "done", "heard_ns", "sent_ns")
+    __slots__ = ("_descriptor", "_got", "_room", "_transport", "answer", "closed", "done", "heard_ns", "sent_ns")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self._descriptor: int | None = None  # of the socket, where bytes can go straight into it
         self._got: list[tuple[int, bytes]] = []
         self._room = 0  # bytes that may still come before they are parsed
         self.answer: Answer | None = None
@@ -118,14 +121,25 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        sock = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("sslcontext") is None and os.name == "posix":
+            self._descriptor = sock.fileno()
 
     def send(self, data: bytes, answer: Answer, done: Callable[[Stream, str | None, str | None], None]) -> None:
-        """The clock starts where the bytes are handed to the kernel; `done(stream, error kind, error)` ends it."""
+        """The clock starts where the bytes are handed to the kernel; `done(stream, error kind, error)` ends it.
+
+        uvloop would write them at the end of its turn, when all other lanes have been started too, so they are written here; what the
+        socket doesn't take at once is the transport's.
+        """
         assert self._transport is not None
         self.answer, self.done = answer, done
         self._room = 0  # parse each read until the head has said how the end can be seen
         self.heard_ns = self.sent_ns = time.monotonic_ns()
-        self._transport.write(data)
+        if self._descriptor is not None and not self._transport.is_closing():  # a closed one's number may be another file's
+            with contextlib.suppress(OSError):  # full, or broken: the transport finds out which
+                data = data[os.write(self._descriptor, data) :]
+        if data:
+            self._transport.write(data)
 
     def data_received(self, data: bytes, now: Callable[[], int] = time.monotonic_ns) -> None:
         self._got.append((now(), data))
