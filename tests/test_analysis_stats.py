@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
+from mtpdeploy.analysis import stats
 from mtpdeploy.analysis.stats import Arm, Interval, figure, mean, ratio, ratio_of_runs
 
 TRUE = 2.0
@@ -97,3 +98,24 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_a_mean_has_students_interval() -> None:
     said = mean([1.0, 2.0, 3.0])
     assert (said.value, said.low) == (2.0, pytest.approx(2 - 4.302653 / 3**0.5, rel=1e-5))
+
+
+def test_many_prompts_have_the_interval_that_resampling_gives_without_its_cost() -> None:
+    """Beyond RESAMPLED prompts the draws are normal: at that size both ways give the same bounds within 1 %."""
+    rng = np.random.default_rng(3)
+    prompts = stats.RESAMPLED
+    tokens = np.full((2, prompts), 128.0)
+    few = [
+        stats.Arm(tokens, 128 / (speed * np.exp(rng.normal(0, 0.2, (2, prompts)))), np.ones(2)) for speed in (70, 140)
+    ]
+    # The same prompts and one that weighs next to nothing: the other side of the threshold.
+    many = [
+        stats.Arm(np.hstack([arm.weight, [[1e-9]] * 2]), np.hstack([arm.cost, [[1e-9 / 100]] * 2]), arm.scale)
+        for arm in few
+    ]
+    for paired in (True, False):
+        drawn, normal = (stats.ratio(*arms, paired=paired) for arms in (few, many))
+        assert drawn.low is not None
+        assert drawn.high is not None
+        assert normal.value == pytest.approx(drawn.value, rel=1e-6)
+        assert (normal.low, normal.high) == pytest.approx((drawn.low, drawn.high), rel=0.02)

@@ -254,7 +254,8 @@ def _intervals(
 ) -> tuple[Interval | None, Interval | None, int, bool, str]:
     """Ratio of output tok/s, of decode tok/s a request, prompts behind them, whether paired, and on what they rest."""
     names_a, names_b = prompts_of(a), prompts_of(b)
-    shared = [name for name in names_a if name in set(names_b)]
+    of_b = set(names_b)
+    shared = [name for name in names_a if name in of_b]
     # Unequal prompt sets are paired over what they share only if that is nearly everything.
     paired = bool(shared) and len(shared) >= 0.8 * max(len(names_a), len(names_b))
     chosen_a, chosen_b = (shared, shared) if paired else (names_a, names_b)

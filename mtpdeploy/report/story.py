@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mtpdeploy.analysis.compare import Comparison, compare
 from mtpdeploy.analysis.frontier import Frontier, by_label, frontier
@@ -84,7 +88,9 @@ def gathered(store: Store, runs: Sequence[Run]) -> Story:
         )
     apart = told_apart(found)
     grouped = by_label(apart)
-    labels = {label: grouped[label] for label in dict.fromkeys(one.label for one in apart)}  # the first named is the baseline
+    labels = {
+        label: grouped[label] for label in dict.fromkeys(one.label for one in apart)
+    }  # the first named is the baseline
     sides = tuple(_side(store, label, tuple(arm), kept) for label, arm in labels.items())
     first, *others = labels.values()
     comparisons = tuple(compare(first, other) for other in others)
@@ -176,9 +182,7 @@ def _arrived(run: Run | None, held: Measured) -> tuple[tuple[float, float], ...]
     if run is None or not isinstance(index, int):
         return ()
     gained: list[tuple[float, float]] = []
-    for line in run.read_jsonl("records.jsonl"):
-        if line.get("point") != index:
-            continue
+    for line in _of_point(run, index):
         start, times, tokens = line.get("start_us"), line.get("times_us"), line.get("tokens")
         if not isinstance(start, (int, float)) or not isinstance(times, list) or not isinstance(tokens, list):
             continue
@@ -194,6 +198,19 @@ def _arrived(run: Run | None, held: Measured) -> tuple[tuple[float, float], ...]
     for at, count in gained:
         bins[min(max(int(at / width), 0), BINS - 1)] += count
     return tuple(((place + 0.5) * width, count / width) for place, count in enumerate(bins))
+
+
+def _of_point(run: Run, index: int) -> Iterator[Mapping[str, Any]]:
+    """The records of one point. Only its lines are parsed: a long run has hundreds of megabytes of others."""
+    named = re.compile(rb'"point":\s*%d\b' % index)
+    with contextlib.suppress(OSError), run.file("records.jsonl").open("rb") as file:
+        for line in file:
+            if not named.search(line, 0, 200):
+                continue
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, Mapping) and value.get("point") == index:
+                    yield value
 
 
 def _decodes(run: Run | None, arm: str | None) -> tuple[Mapping[str, object], ...]:

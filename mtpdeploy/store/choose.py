@@ -111,7 +111,7 @@ def _of_profile(
         made = benchmarks(store, host=host, workload=workload, profile=listed)
         if beside is not None and beside.provenance.session is not None:
             # Measured in the same session as the other side, if there is such a one: a newer run is of other conditions.
-            made = (*(one for one in made if one.provenance.session == beside.provenance.session), *made)
+            made = tuple(sorted(made, key=lambda one: one.provenance.session != beside.provenance.session))
         for one in made:
             if one.provenance.profile == profile or one.provenance.arm == profile:
                 if found and not together(one, found[0]):
