@@ -3,6 +3,7 @@
     python tools/fixtures.py RECIPE.json OUT_DIR
 
 RECIPE.json lists what was recorded: [{"name", "kind": "server" | "failure", "command", "made_by", "machine", "date_utc",
+"folders": {"/where/models": "/models"},
 "log": path, "server_info": path, "metrics": path, "model_info": path, …}]. OUT_DIR gets manifest.json (all but the
 paths) and one archive per kind, KIND.tar.xz, with NAME/server.log, NAME/server_info.json and so on.
 
@@ -19,16 +20,17 @@ import json
 import re
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 FOLDERS = (
-    (re.compile(r"/(?:root|tmp/gpu-pack)/stage/models|/tmp/G/fail/models"), "/models"),
-    (re.compile(r"/(?:root|tmp/gpu-pack)/stage/site"), "/site"),
-    (re.compile(r"/opt/torch/\.venv/lib/python3\.12/site-packages|/tmp/v312/lib/python3\.12/site-packages"), "/site"),
+    (re.compile(r"/root/stage/models"), "/models"),
+    (re.compile(r"/root/stage/site"), "/site"),
+    (re.compile(r"/opt/torch/\.venv/lib/python3\.12/site-packages"), "/site"),
     (re.compile(r"/root/(?!stage|mtpdeploy|cache)[^'\"\s]*?/lib/python3\.12"), "/usr/lib/python3.12"),
     (re.compile(r"/root/mtpdeploy"), "/srv/mtpdeploy"),
-    (re.compile(r"/root/stage|/tmp/G/cache"), "/srv/cache"),
+    (re.compile(r"/root/stage"), "/srv/cache"),
 )
 BODIES = {
     "log": "server.log",
@@ -39,8 +41,10 @@ BODIES = {
 _ACCESS = re.compile(rb'INFO:     \S+ - ("[A-Z]+ \S+ HTTP/1\.1" \d+)')
 
 
-def scrub(text: str) -> str:
-    """`text` without the recording machine's folders."""
+def scrub(text: str, folders: Mapping[str, str] = {}) -> str:
+    """`text` without the recording machine's folders; `folders`: of another machine, with what stands for each."""
+    for folder, word in folders.items():
+        text = text.replace(folder, word)
     for pattern, word in FOLDERS:
         text = pattern.sub(word, text)
     return text
@@ -70,15 +74,19 @@ def pack(recipe: list[dict[str, Any]], out: Path) -> None:
                     if field not in entry:
                         continue
                     data = Path(entry[field]).read_bytes()
-                    data = scrub((trim(data) if field == "log" else data).decode("utf-8", "surrogateescape")).encode(
-                        "utf-8", "surrogateescape"
-                    )
+                    data = scrub(
+                        (trim(data) if field == "log" else data).decode("utf-8", "surrogateescape"),
+                        entry.get("folders", {}),
+                    ).encode("utf-8", "surrogateescape")
                     info = tarfile.TarInfo(f"{entry['name']}/{name}")
                     info.size = len(data)
                     archive.addfile(info, io.BytesIO(data))
-                said = {key: value for key, value in entry.items() if key not in BODIES}
+                said = {key: value for key, value in entry.items() if key not in BODIES and key != "folders"}
                 manifest.append(
-                    {**json.loads(scrub(json.dumps(said))), "files": [BODIES[f] for f in BODIES if f in entry]}
+                    {
+                        **json.loads(scrub(json.dumps(said), entry.get("folders", {}))),
+                        "files": [BODIES[f] for f in BODIES if f in entry],
+                    }
                 )
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
