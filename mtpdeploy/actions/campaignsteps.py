@@ -312,7 +312,7 @@ class Conductor:
         tuned = arm not in self.spec.arms
         held.update_meta(
             campaign=run.id,
-            provenance={**(known if isinstance(known, Mapping) else {}), "session": run.id, "tuned": tuned or None},
+            provenance={**(known if isinstance(known, Mapping) else {}), "session": run.id, "tuned": tuned},
         )
         # After the load: only now has the server reported acceptance.
         try:
