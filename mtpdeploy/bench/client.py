@@ -30,7 +30,7 @@ PARSE_AT = (
 )
 LAST_CHUNK = b"0\r\n\r\n"  # HTTP's
 DONE = b"data: [DONE]\n\n\r\n" + LAST_CHUNK  # the last event, the end of its HTTP chunk, and the last HTTP chunk
-WATCH_S = 0.04  # between looks at the loop's punctuality
+WATCH_S = 0.02  # between looks at the loop's punctuality
 GIVE_UP_S = 0.2  # after a stop, for the records of what was in flight
 COLLECT_S = 60.0  # between collections of cyclic garbage during a load: others in this process (the scrapes) make some
 SPARE_FILES = 128  # open files beside the connections

@@ -538,7 +538,7 @@ def _self_check(outcome: Outcome) -> dict[str, object]:
         "cpu_share": outcome.cpu_share,
         "cpu_s": outcome.cpu_s,
         "loop_lag_p50_ms": metrics.quantile(lags, 0.5) if lags else None,
-        "loop_lag_p90_ms": metrics.quantile(lags, 0.9) if lags else None,
+        "loop_lag_p90_ms": metrics.quantile(lags, 0.9) if len(lags) >= metrics.NEEDED["p90"] else None,
         "loop_lag_p99_ms": metrics.quantile(lags, 0.99) if lags else None,
         "reconnects": outcome.reconnects,
         "host_load": _host_load(),
