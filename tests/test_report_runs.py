@@ -152,6 +152,15 @@ def test_profiles_are_compared_on_the_same_host_and_workload(tmp_path: Path) -> 
     assert compare(home=tmp_path, talk=TALK).a == "baseline"
 
 
+def test_of_a_profile_s_runs_those_are_compared_whose_workload_the_other_was_measured_under(tmp_path: Path) -> None:
+    bench_run(tmp_path, "baseline", speeds={1: 70}, workload=None, session=None)
+    like = bench_run(tmp_path, "mtp", speeds={1: 150}, workload=None, session=None)
+    bench_run(tmp_path, "mtp", speeds={1: 9}, workload="story", session=None)
+    for a, b in (("baseline", "mtp"), ("mtp", "baseline")):
+        said = compare(home=tmp_path, talk=TALK, a=a, b=b)
+        assert like.id in (*said.a_runs, *said.b_runs)
+
+
 def test_a_profile_without_a_measurement_names_those_that_have_one(tmp_path: Path) -> None:
     bench_run(tmp_path, "mtp", speeds={1: 150})
     with pytest.raises(NotFound, match="measured profiles: mtp"):

@@ -174,7 +174,8 @@ def _prompts(a: Sequence[Measured], b: Sequence[Measured]) -> _Sent:
         return _Sent(True)
     everywhere = len(unlike) == len(told)
     where = f"not the same at {', '.join(map(str, unlike))}"
-    text = f"{PROMPTS}: {f'{_shown(left)} against {_shown(right)}' if everywhere and left != right else where}"
+    one_each = len(left) == len(right) == 1 and left != right
+    text = f"{PROMPTS}: {f'{_shown(left)} against {_shown(right)}' if everywhere and one_each else where}"
     return _Sent(True, frozenset(unlike), Difference(PROMPTS, None, None, everywhere, text))
 
 

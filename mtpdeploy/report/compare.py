@@ -33,9 +33,13 @@ def text(answer: Comparison, console: Console) -> None:
         console.print(f"  {printable(changed.text)}", style="dim")
     if answer.agreement:
         agree = answer.agreement
+        others = (
+            f"; the others agree in the first {number(agree.median_first_tokens)} {agree.unit} "
+            f"(median; least {agree.least_first_tokens})"
+        )
         console.print(
-            f"Greedy answers: {agree.identical} of {agree.prompts} identical; the others agree in the first "
-            f"{number(agree.median_first_tokens)} {agree.unit} (median; least {agree.least_first_tokens})."
+            f"Greedy answers: {agree.identical} of {agree.prompts} identical"
+            f"{others if agree.identical < agree.prompts else ''}."
         )
     for side, loads in (("A", answer.only_a), ("B", answer.only_b)):
         if loads:

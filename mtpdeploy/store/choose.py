@@ -60,7 +60,12 @@ def pair(
         first = chosen(store, a, host=host, workload=workload)
         return first, chosen(store, b, host=host, workload=workload, beside=first[-1])
     second = chosen(store, b, host=host, workload=workload)
-    return chosen(store, a, host=host, workload=workload, beside=second[-1]), second
+    try:
+        return chosen(store, a, host=host, workload=workload, beside=second[-1]), second
+    except NotFound:
+        # b's newest is under a workload that a was never measured under: what a has may have its like among b's others.
+        first = chosen(store, a, host=host, workload=workload)
+        return first, chosen(store, b, host=host, workload=workload, beside=first[-1])
 
 
 def benchmarks(
@@ -109,9 +114,9 @@ def _of_profile(
         found: list[Measured] = []
         listed = None if own_arms else profile
         made = benchmarks(store, host=host, workload=workload, profile=listed)
-        if beside is not None and beside.provenance.session is not None:
-            # Measured in the same session as the other side, if there is such a one: a newer run is of other conditions.
-            made = tuple(sorted(made, key=lambda one: one.provenance.session != beside.provenance.session))
+        if beside is not None:
+            # Of the other side's session or at least of its workload, if there is such a one: a newer run is of other conditions.
+            made = tuple(sorted(made, key=lambda one: _unlike(one.provenance, beside.provenance)))
         for one in made:
             if one.provenance.profile == profile or one.provenance.arm == profile:
                 if found and not together(one, found[0]):
@@ -149,6 +154,10 @@ def _newest_two(
         f"only {newest.label} has been measured on {newest.provenance.host or 'that endpoint'} under that workload",
         next_commands=HOW,
     )
+
+
+def _unlike(own: Provenance, other: Provenance) -> tuple[bool, bool]:
+    return other.session is not None and own.session != other.session, own.workload != other.workload
 
 
 def together(one: Measured, first: Measured) -> bool:
