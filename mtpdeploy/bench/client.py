@@ -135,7 +135,8 @@ class Stream(asyncio.Protocol):
         self.answer, self.done = answer, done
         self._room = 0  # parse each read until the head has said how the end can be seen
         self.heard_ns = self.sent_ns = time.monotonic_ns()
-        if self._descriptor is not None and not self._transport.is_closing():  # a closed one's number may be another file's
+        # The number of a closed one may be another file's.
+        if self._descriptor is not None and not self._transport.is_closing():
             with contextlib.suppress(OSError):  # full, or broken: the transport finds out which
                 data = data[os.write(self._descriptor, data) :]
         if data:
