@@ -89,6 +89,17 @@ def test_a_writer_that_was_killed_leaves_an_interrupted_run(store: Store) -> Non
     assert [row.status for row in store.runs(status="interrupted")] == ["interrupted"]
 
 
+def test_a_killed_writer_that_nobody_has_reaped_is_gone(store: Store) -> None:
+    code = "import sys, pathlib, mtpdeploy.store as s; s.Store(pathlib.Path(sys.argv[1])).new_run('bench')"
+    writer = subprocess.Popen([sys.executable, "-c", code, str(store.home)])
+    try:
+        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{writer.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        assert store.run("last").status == "interrupted"
+    finally:
+        writer.wait()
+
+
 def test_an_exception_inside_a_run_is_its_recorded_failure(store: Store) -> None:
     with pytest.raises(NotFound), store.new_run("deploy") as run:
         raise NotFound("no such model")

@@ -181,7 +181,10 @@ class Target:
 def process_identity(pid: int) -> dict[str, Any]:
     """Start time since boot of a process at this machine, as the kernel counts it: a pid alone is reused."""
     try:
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
+        state, started = fields[0], fields[19]
     except (OSError, IndexError):
+        state = started = "X"
+    if state in "ZX":  # a zombie serves nobody
         return {"pid": pid, "gone": f"process {pid} has ended"}
     return {"pid": pid, "started": started}

@@ -490,9 +490,13 @@ def _writer_is_gone(writer: object) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a process since boot, as the kernel counts it; None where there is no /proc."""
+    """Start time of a process since boot, as the kernel counts it; None where there is no /proc, or of a zombie.
+
+    A killed writer stays a zombie until its parent reads its end, which many a container's first process never does.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
+        return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return None
 
