@@ -9,6 +9,7 @@ import pytest
 from published import SETTINGS as MTP
 from runs import bench_run
 
+from mtpdeploy.actions.compare import compare
 from mtpdeploy.actions.frontier import frontier
 from mtpdeploy.actions.recommend import recommend
 from mtpdeploy.errors import NotFound, UsageError
@@ -213,7 +214,8 @@ def test_the_storys_baseline_is_called_not_like_for_like_first(story: Path) -> N
 
 
 def test_the_storys_accept_rate_fits_neither_definition(story: Path) -> None:
-    (note,) = {text.split(": ", 1)[1] for text in recommend(home=story, talk=TALK, host="gpu1", workload="mixed").notes}
+    told = recommend(home=story, talk=TALK, host="gpu1", workload="mixed").notes
+    (note,) = {text.split(": ", 1)[1] for text in told if "accept rate" in text}
     assert "0.80" in note
     assert "0.73" in note
     assert "3.36 or 3.52" in note
@@ -349,3 +351,15 @@ def test_named_runs_alone_are_judged_and_simulated_ones_never_for_a_real_host(ho
     campaign.finish({})
     whole = recommend(home=home, talk=TALK, workload="batch", run=[campaign.id])
     assert {one.spot.profile for one in whole.judged} == {"baseline", "mtp"}
+
+
+def test_one_benchmark_of_another_length_hides_no_pair_that_was_measured_alike(home: Path) -> None:
+    short = {"speeds": {1: 60.0}, "workload": None, "session": None, "output_tokens": 64}
+    a, b = bench_run(home, "baseline", **short), bench_run(home, "mtp", **short)  # type: ignore[arg-type]
+    alone = bench_run(home, "baseline", **{**short, "output_tokens": 900})  # type: ignore[arg-type]
+    for run, hour in ((a, 10), (b, 11), (alone, 12)):
+        aged(run, f"2026-04-01T{hour}:00:00Z")
+    compared = compare(home=home, talk=TALK, a="baseline", b="mtp")
+    assert (compared.a_runs, compared.b_runs) == ((a.id,), (b.id,))
+    (note,) = (one for one in recommend(home=home, talk=TALK, host="gpu1").notes if one.startswith("not used: mtp,"))
+    assert f"--run {b.id}" in note

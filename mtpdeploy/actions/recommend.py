@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mtpdeploy.actions.frontier import alike
@@ -16,7 +17,7 @@ from mtpdeploy.errors import MtpError, NotFound, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.progress import Talk
 from mtpdeploy.store import Store
-from mtpdeploy.store.choose import HOW, chosen, together
+from mtpdeploy.store.choose import HOW, benchmarks, chosen, together
 from mtpdeploy.store.launches import memory_of
 
 KINDS: tuple[Kind, ...] = ("interactive", "batch", "mixed")
@@ -60,25 +61,29 @@ def recommend(
             )
     store = Store(home)
     talk.stage("recommend", "reading the benchmarks")
+    passed_over: tuple[str, ...] = ()
     if run:
         found = told_apart(_named(home, store, run, host))
     else:
         try:
-            found = told_apart(alike(store, host, measured_under or under, simulated=_simulated(home, store, host)))
+            simulated = _simulated(home, store, host)
+            found = told_apart(alike(store, host, measured_under or under, simulated=simulated))
         except NotFound as exc:
             at = f" --host {host}" if host else ""
             exc.next_commands = (f"mtpdeploy campaign{at} --workload {shlex.quote(workload)}", *HOW[:1])
             raise
+        passed_over = _passed_over(store, found)
         found = _of_one_session(found)
     budgets: dict[str, Mapping[str, object]] = {}
     for one in found:
         if one.label not in budgets and (held := one.memory or memory_of(store, one.provenance.launch_id)):
             budgets[one.label] = held
     try:
-        return recommended(
+        answer = recommended(
             found, kind, slo=limits, rate=rate if rate is not None else own_rate, baseline=baseline,
             memory=budgets,
         )  # fmt: skip
+        return replace(answer, notes=(*answer.notes, *passed_over))
     except ValueError as exc:
         raise NotFound(f"{exc} on {host or 'this host'}", next_commands=["mtpdeploy bench"]) from exc
 
@@ -186,3 +191,21 @@ def _of_one_session(found: tuple[Measured, ...]) -> tuple[Measured, ...]:
     for one in found:
         newest.setdefault(one.label, one)
     return tuple(one for one in found if together(one, newest[one.label]))
+
+
+def _passed_over(store: Store, used: Sequence[Measured]) -> tuple[str, ...]:
+    """Profiles measured at the same host under another load than the newest one's only: they decide nothing here, but are there."""
+    there = used[0].provenance
+    names = {one.name for one in used}
+    others = [
+        one
+        for one in benchmarks(store, host=there.host)
+        if one.name not in names and one.simulated == used[0].simulated and one.provenance.endpoint == there.endpoint
+    ]
+    if not others:
+        return ()
+    newest = others[0].run_id
+    return (
+        f"not used: {', '.join(sorted({one.name for one in others}))}, measured under another load than the newest benchmark's; "
+        f"--run {newest} decides from that one",
+    )

@@ -156,8 +156,13 @@ def _newest_two(
     )
 
 
-def _unlike(own: Provenance, other: Provenance) -> tuple[bool, bool]:
-    return other.session is not None and own.session != other.session, own.workload != other.workload
+def _unlike(own: Provenance, other: Provenance) -> tuple[bool, bool, bool]:
+    """Sorts first what shares the session, then the workload, then the lengths and prompts that tell unnamed loads apart."""
+    return (
+        other.session is not None and own.session != other.session,
+        own.workload != other.workload,
+        _load(own) != _load(other),
+    )
 
 
 def together(one: Measured, first: Measured) -> bool:
@@ -175,7 +180,11 @@ def together(one: Measured, first: Measured) -> bool:
 
 
 def _on(said: Provenance) -> tuple[object, ...]:
-    return said.launch_id, said.boot, said.workload, said.input_tokens, said.output_tokens, said.prompts
+    return said.launch_id, said.boot, *_load(said)
+
+
+def _load(said: Provenance) -> tuple[object, ...]:
+    return said.workload, said.input_tokens, said.output_tokens, said.prompts
 
 
 def _readable(store: Store, name: str) -> list[Measured]:
