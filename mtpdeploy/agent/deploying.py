@@ -49,7 +49,8 @@ def changing(
             stream.note(note)
         for name in release.sweep(service):
             stream.note(f"removed {name}, left by an interrupted install")
-        if left := files.read_json(service.folder / "intent.json"):
+        left = files.read_json(service.folder / "intent.json")
+        if left and isinstance(left, dict):
             stream.note(
                 f"an earlier {left.get('act')} by {left.get('client')} was interrupted {left.get('at')}; going on from there"
             )
@@ -78,7 +79,7 @@ def mark(service: Service, *, at: str, **fields: Any) -> None:
     """Writes down how far a change has come. OSError if it cannot."""
     path = service.folder / "intent.json"
     before = files.read_json(path) if not fields else {}
-    files.replace_json(path, {**(before or {}), **fields, "at": at, "utc": utc_now()})
+    files.replace_json(path, {**(before if isinstance(before, dict) else {}), **fields, "at": at, "utc": utc_now()})
 
 
 def _step(service: Service, at: str) -> None:
@@ -375,7 +376,7 @@ def rollback(service: Service, stream: Stream, request: RollbackRequest) -> Depl
 def _switch(service: Service, stream: Stream, root: Root, client: str, target: Release, request: Any) -> DeployResult:
     """Stops what runs, makes `target` current and starts it."""
     asked = target.read()
-    if not (target.path / "launch.sh").is_file():
+    if target.state().get("adopted"):
         raise Fault(
             "remote-error",
             f"launch {target.launch_id} was adopted: how it was started is not ours to repeat",
@@ -385,7 +386,14 @@ def _switch(service: Service, stream: Stream, root: Root, client: str, target: R
     known = facts.read(service.workdir, spec, root)
     needs: Needs = request.get("needs") or Needs()
     findings = _preflight(service, known, spec, needs, asked["host"], skip=False)
-    choice = supervisor.choose(asked["supervisor"], known["supervisors"], root)
+    choice = supervisor.choose(asked.get("supervisor", "auto"), known["supervisors"], root)
+    if lacks := target.lacks(choice.kind):
+        raise Fault(
+            "remote-error",
+            f"launch {target.launch_id} cannot be started again: {', '.join(lacks)} of {target.path} is missing. Nothing was touched",
+            next_commands=["mtpdeploy deploy --force   # writes a new release", "mtpdeploy history"],
+            runbook="half-finished-deploy",
+        )
     previous = service.current()
     _step(service, "while the old server was being stopped")
     _stop_all(

@@ -16,6 +16,7 @@ from mtpdeploy.agent import family, files, gpus, journal, ports, process, superv
 from mtpdeploy.agent.clock import utc_now
 from mtpdeploy.agent.command import Root
 from mtpdeploy.agent.family import Member
+from mtpdeploy.agent.fault import Fault
 from mtpdeploy.agent.process import ProcessId
 from mtpdeploy.agent.protocol import GpuFacts, StopResult
 from mtpdeploy.agent.release import Release
@@ -40,9 +41,11 @@ def stop(
 ) -> StopResult:
     """Ends a launch and says what is left, if anything is. The caller holds the lock."""
     began = time.monotonic()
-    asked = release.read()
+    asked = _asked(release, stream)
     limit = drain_timeout_s if drain_timeout_s is not None else float(asked.get("drain_timeout_s") or DRAIN_S)
     state = release.state()
+    if state.get("damaged"):
+        stream.note(f"{release.path / 'state.json'} was damaged; what lives of the launch is found by its launch id")
     kind = (state.get("supervisor") or {}).get("kind")
     before = family.members(release)
     main = release.main()
@@ -65,6 +68,8 @@ def stop(
     if not supervisor.ask_to_stop(release, kind, root) and main is not None:
         _signal(main, signal.SIGTERM)
     drained = _wait_for_drain(release, main, limit, stream)
+    if main is None and before:
+        drained = False  # whatever is left now is killed
     if not drained and main is not None:
         stream.step("SIGKILL", f"the main process did not end within {limit:.0f} s")
         supervisor.kill_unit(release, kind, root)
@@ -88,6 +93,15 @@ def stop(
         gpu_freed_gb=freed,
         simulated=asked.get("simulated"),
     )
+
+
+def _asked(release: Release, stream: Stream) -> dict[str, Any]:
+    """release.json; empty where it is damaged, which must not forbid a stop."""
+    try:
+        return dict(release.read())
+    except Fault as fault:
+        stream.note(f"{fault.message}; stopping all the same")
+        return {}
 
 
 def _record_request(release: Release, stream: Stream, client: str, why: str) -> None:
@@ -236,6 +250,9 @@ def _describe(member: Member, path: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _port_free(release: Release) -> bool:
-    asked = release.read()
+def _port_free(release: Release) -> bool | None:
+    try:
+        asked = release.read()
+    except Fault:
+        return None
     return ports.owner(asked["port"], asked["host"]) is None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mtpdeploy.agent import process
 from mtpdeploy.agent.process import ProcessId, Stat
-from mtpdeploy.agent.release import Release
+from mtpdeploy.agent.release import Release, unit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,4 @@ def _because(
 
 def _is_own_cgroup(release: Release, path: str) -> bool:
     """Whether the cgroup is that of the service's own unit, and not a login session's or the container's whole."""
-    return os.path.basename(path) == f"{unit_name(release.service.name)}"
-
-
-def unit_name(service: str) -> str:
-    """The systemd unit of a service."""
-    return f"mtpdeploy-{service}.service"
+    return os.path.basename(path) == unit_name(release.service.name)

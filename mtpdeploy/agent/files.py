@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +36,33 @@ def explain(error: OSError, what: str) -> Fault:
     if error.errno == errno.EROFS:
         return Fault("remote-error", f"{what}: {path} is on a read-only file system; set another `workdir`")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Fault("remote-error", f"{what}: no permission for {path}; set `workdir` to a folder of this user")
+        closed = _closed(Path(str(path)))
+        return Fault(
+            "remote-error",
+            f"{what}: no permission for {path}"
+            + (
+                f": {closed} is this user's own and closed to it"
+                if closed
+                else "; set `workdir` to a folder of this user"
+            ),
+            next_commands=[f"chmod u+rw{'x' if closed.is_dir() else ''} {shlex.quote(str(closed))}   # at the host"]
+            if closed
+            else [],
+        )
     return Fault("remote-error", f"{what}: {error.strerror or error} ({path})")
+
+
+def _closed(path: Path) -> Path | None:
+    """The outermost of `path` and its folders that belongs to this user, who may all the same not use it."""
+    for one in [*reversed(path.parents), path] if path.is_absolute() else ():
+        try:
+            found = os.stat(one)
+        except OSError:
+            return None
+        wanted = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)
+        if found.st_uid == os.geteuid() != 0 and not os.access(one, wanted):
+            return one
+    return None
 
 
 def own_folder(path: Path, *, mode: int = 0o700) -> None:
@@ -128,7 +154,7 @@ def read_json(path: Path) -> Any:
     with os.fdopen(descriptor, "rb") as file:
         try:
             return json.loads(file.read())
-        except (ValueError, OSError):
+        except (ValueError, OSError, RecursionError):
             return None
 
 
@@ -138,7 +164,12 @@ def point(link: Path, target: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         aside.unlink()
     os.symlink(target, aside)
-    os.rename(aside, link)
+    try:
+        os.rename(aside, link)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
     sync_folder(link.parent)
 
 

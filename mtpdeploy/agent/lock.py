@@ -26,14 +26,15 @@ from mtpdeploy.agent.release import Service
 RENEW_S = 2.0
 LEASE_S = 30.0
 _GUARD = ".lock.guard"
+_SAID = ("host", "client", "why", "since_utc")
 
 
 def read(service: Service) -> dict[str, Any] | None:
     """The lock as it lies there, with `state`: held, hanging (its holder lives and has not renewed it), stale."""
     path = service.folder / "lock.json"
     value = files.read_json(path)
-    if not isinstance(value, dict):
-        return None
+    if ProcessId.from_json(value) is None or any(not isinstance(value.get(name), str) for name in _SAID):
+        return None  # written whole or not at all: this is no lock of ours, and nobody holds it
     renewed = _age(path)
     if value.get("machine_id") not in (None, machine_id()):
         # Another machine's pid says nothing here; only the lease does.

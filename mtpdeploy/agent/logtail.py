@@ -18,6 +18,8 @@ from mtpdeploy.agent.release import Release
 
 _HEADER = re.compile(rb"^# mtpdeploy launch (\S+) boot (\d+) ", re.MULTILINE)
 
+_BACK_BYTES, _BACK_LEAST = 16 * 1024, 1024 * 1024
+
 
 class LogTail:
     """A place in a release's log that moves forward. `boot` is that of the next byte, 0 if unknown."""
@@ -106,15 +108,18 @@ class LogTail:
 
 
 def offset_of_last_lines(path: os.PathLike[str], lines: int) -> int:
-    """Where the last `lines` lines of a file begin; 0 if it has fewer (or does not exist)."""
+    """Where the last `lines` lines of a file begin; 0 if it has fewer (or does not exist).
+
+    Lines that are no lines (a gigabyte without an end) are not looked through: at most `_BACK_BYTES` a line and `_BACK_LEAST` in all.
+    """
     try:
         with open(path, "rb") as file:
             end = position = file.seek(0, os.SEEK_END)
             wanted = lines
             if end and _byte_at(file, end - 1) == b"\n":
                 wanted += 1  # the newline at the end ends the last line and begins none
-            block = b""
-            while position > 0 and wanted > 0:
+            least = max(0, end - max(_BACK_LEAST, lines * _BACK_BYTES))
+            while position > least and wanted > 0:
                 step = min(65536, position)
                 position -= step
                 file.seek(position)
@@ -126,7 +131,7 @@ def offset_of_last_lines(path: os.PathLike[str], lines: int) -> int:
                         at = block.rfind(b"\n", 0, at)
                     return position + at + 1
                 wanted -= found
-            return 0
+            return position
     except OSError:
         return 0
 

@@ -6,6 +6,8 @@ no obstacle: that launch will be stopped first.
 
 from __future__ import annotations
 
+import os
+
 from mtpdeploy.agent import ports, process
 from mtpdeploy.agent.protocol import Facts, Finding, Needs, ProbeSpec
 from mtpdeploy.agent.release import Release, Service
@@ -76,6 +78,10 @@ def _port(spec: ProbeSpec, living: list[Release], host: str) -> list[Finding]:
                 _finding("port", True, f"port {port} is held by launch {release.launch_id}, which will be stopped", why)
             ]
     do = f"ss -ltnp 'sport = :{port}'" if owner["pid"] is None else f"ps -fp {owner['pid']}"
+    if owner["launch_id"] and owner["user"] == process.user_name(
+        os.geteuid()
+    ):  # one of ours without a release folder, or another service's
+        do = f"mtpdeploy adopt --port {port}   # takes launch {owner['launch_id']} over; then `mtpdeploy stop`"
     return [_finding("port", False, ports.describe(owner), why, do)]
 
 

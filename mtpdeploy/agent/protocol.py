@@ -368,6 +368,7 @@ class StatusResult(TypedDict, total=False):
     exit: dict[str, Any] | None  # {status, signal, ended_utc} of the last boot, if it ended
     lock: dict[str, Any] | None
     release: ReleaseFile | None
+    notes: list[str]  # only where something of the record was lost or damaged
     next_commands: list[str]
     simulated: bool | None
     host_utc: str
@@ -398,7 +399,7 @@ class StopResult(TypedDict, total=False):
     killed: list[int]
     seconds: float
     left: list[dict[str, Any]]  # {pid, state, command, gpu_gb, hint}
-    port_free: bool
+    port_free: bool | None
     gpu_freed_gb: float | None
     simulated: bool | None
 

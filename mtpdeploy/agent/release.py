@@ -17,6 +17,7 @@ host is a new boot of the same launch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from mtpdeploy.agent import files, oom
+from mtpdeploy.agent import files, oom, record
 from mtpdeploy.agent.clock import utc_now
 from mtpdeploy.agent.fault import Fault
 from mtpdeploy.agent.process import ProcessId, alive, boot_id, machine_id
@@ -35,7 +36,13 @@ from mtpdeploy.agent.protocol import LAUNCH_ID, SERVICE_NAME, InstallFile, Relea
 READY_LINE = b"The server is fired up and ready to roll!"  # http_server.py, 0.5.6 to 0.5.23
 _NOT_A_SERVICE = ("agent", "bench")  # neighbours in the work folder
 _KEPT_BOOTS = 100
-_REQUIRED = ("launch_id", "service", "profile", "fingerprint", "host", "port", "python", "argv", "by", "created_utc")
+_REQUIRED: dict[str, type] = {"launch_id": str, "service": str, "profile": str, "fingerprint": str, "host": str, "port": int,
+                              "python": str, "argv": list, "by": str, "created_utc": str}  # fmt: skip
+
+
+def unit_name(service: str) -> str:
+    """The systemd unit of a service."""
+    return f"mtpdeploy-{service}.service"
 
 
 def work_folder(text: str) -> Path:
@@ -85,11 +92,25 @@ class Service:
                 files.check_folder(path)
 
     def current(self) -> Release | None:
-        """The launch that is meant, or None if there is none."""
+        """The launch that is meant, or None if there is none. Fault if `current` is something else than our link."""
+        link = self.folder / "current"
         try:
-            target = os.readlink(self.folder / "current")
-        except OSError:
+            target = os.readlink(link)
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise files.explain(error, f"reading {link}") from None
+            raise Fault(
+                "remote-error",
+                f"{link} is no symbolic link, so it is not known which launch is meant. Nothing was touched",
+                evidence=[f"it runs: launch {one.launch_id}" for one in self.living()],
+                next_commands=[
+                    f"mv {shlex.quote(str(link))} {shlex.quote(str(link))}.aside   # at the host",
+                    "mtpdeploy status",
+                ],
+                runbook="half-finished-deploy",
+            ) from None
         launch_id = os.path.basename(target)
         # Read, never followed: a link to elsewhere is none of ours.
         if target != f"releases/{launch_id}" or not LAUNCH_ID.match(launch_id):
@@ -106,6 +127,8 @@ class Service:
         """That release, or the current one. Fault `not-found` if it is not there."""
         if launch_id is None:
             current = self.current()
+            if current is None and len(alone := self.living()) == 1:
+                return alone[0]  # `current` is lost, and there is no doubt
             if current is None:
                 raise Fault(
                     "not-found",
@@ -181,7 +204,16 @@ class Release:
     def read(self) -> ReleaseFile:
         """release.json. Fault if it is damaged."""
         value = files.read_json(self.path / "release.json")
-        if not isinstance(value, dict) or any(name not in value for name in _REQUIRED):
+        if value is None:
+            try:
+                os.close(os.open(self.path / "release.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            except PermissionError as error:
+                raise files.explain(error, "reading release.json") from None
+            except OSError:
+                pass  # missing: damaged
+        if not isinstance(value, dict) or any(
+            not isinstance(value.get(name), kind) for name, kind in _REQUIRED.items()
+        ):
             raise Fault(
                 "remote-error",
                 f"{self.path / 'release.json'} is damaged",
@@ -199,14 +231,31 @@ class Release:
         return dict(_assignments(text))
 
     def state(self) -> dict[str, Any]:
-        """state.json; an empty state if nothing happened yet."""
-        value = files.read_json(self.path / "state.json")
-        return value if isinstance(value, dict) else {"launch_id": self.launch_id, "boots": []}
+        """state.json; an empty state if nothing happened yet. If it is damaged, what can be found again, and `damaged` in it."""
+        path = self.path / "state.json"
+        value = record.believed(files.read_json(path))
+        if value is not None:
+            return value
+        if not os.path.lexists(path) and not self.log.exists():
+            return {"launch_id": self.launch_id, "boots": []}
+        return record.found_again(self.launch_id, self.path, unit_name(self.service.name))
+
+    def lacks(self, supervisor: str) -> list[str]:
+        """The names of rendered files that a start under this supervisor needs and that are not there."""
+        wanted = ["launch.sh", "env"]
+        wanted += {"systemd": ["system.service"], "systemd-user": ["user.service"], "tmux": ["tmux.sh"]}.get(
+            supervisor, []
+        )
+        with contextlib.suppress(OSError):
+            if "/server.yml" in (self.path / "launch.sh").read_text(errors="replace"):
+                wanted.append("server.yml")
+        return [name for name in wanted if not (self.path / name).is_file()]
 
     def update(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Changes state.json under its own lock and returns the new state. OSError if it cannot be written."""
         with files.guard(self.path / ".state.guard"):
             state = self.state()
+            state.pop("damaged", None)  # from here on it is a record again
             change(state)
             boots = state.get("boots", [])
             if len(boots) > _KEPT_BOOTS:
@@ -217,8 +266,8 @@ class Release:
 
     def boots(self) -> list[dict[str, Any]]:
         """The recorded boots, oldest first."""
-        boots = self.state().get("boots")
-        return boots if isinstance(boots, list) else []
+        boots: list[dict[str, Any]] = self.state().get("boots", [])
+        return boots
 
     def last_boot(self) -> dict[str, Any] | None:
         boots = self.boots()

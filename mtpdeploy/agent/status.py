@@ -16,10 +16,9 @@ from typing import Any
 
 from mtpdeploy.agent import files, gpus, lock, oom, ports, process, supervisor
 from mtpdeploy.agent.clock import seconds_since, spell_epoch, utc_now
-from mtpdeploy.agent.family import unit_name
 from mtpdeploy.agent.process import ProcessId
 from mtpdeploy.agent.protocol import PortOwner, Proof, ReleaseFile, StatusResult, Word
-from mtpdeploy.agent.release import READY_LINE, Release, Service, elsewhere, host_rebooted_since
+from mtpdeploy.agent.release import READY_LINE, Release, Service, elsewhere, host_rebooted_since, unit_name
 from mtpdeploy.agent.server import Server, base_url
 
 STALL_S = 60.0  # requests run and the log shows no progress for so long
@@ -44,11 +43,14 @@ def status(
         service=service.name,
         host_utc=utc_now(),
         lock=lock.read(service),
-        unfinished=files.read_json(service.folder / "intent.json"),
+        unfinished=intent if isinstance(intent := files.read_json(service.folder / "intent.json"), dict) else None,
         next_commands=[],
         proof=[],
         restarts=0,
     )
+    if release is None and len(alone := service.living()) == 1:
+        release = alone[0]
+        result["notes"] = [f"`current` is lost; launch {release.launch_id} is shown because its process lives"]
     if release is None:
         return _nothing(result, port, host)
     asked = release.read()
@@ -88,6 +90,9 @@ def status(
     result["environ_names"] = sorted(names) if names else None
     result["proof"], result["identity"] = prove(release, owner, main)
     word, why = _word(release, asked, state, boot, main, owner, result)
+    if state.get("damaged"):
+        told = "is shown as its process tells it" if boot else "what became of this launch is not known"
+        result["notes"] = [*result.get("notes", ()), f"{release.path / 'state.json'} was damaged; {told}"]
     if generate and word in ("ready", "degraded") and result["identity"] == "ours":
         answer = Server.of(release).generate(1)
         result["health"]["generation"] = answer
@@ -252,10 +257,11 @@ def _word(
     result: StatusResult,
 ) -> tuple[Word, str]:
     if boot is None:
-        why = "it was installed and never started"
+        damaged = state.get("damaged")
+        why = "its record was damaged and no process of it lives" if damaged else "it was installed and never started"
         if intent := result.get("unfinished"):
             why += f" ({_unfinished(intent)})"
-        return ("stale", f"{why}; {ports.describe(owner)}") if owner else ("stopped", why)
+        return ("stale", f"{why}; {ports.describe(owner)}") if owner else ("unknown" if damaged else "stopped", why)
     if elsewhere(boot):
         return (
             "unknown",

@@ -19,10 +19,9 @@ from typing import Any
 
 from mtpdeploy.agent import files, process
 from mtpdeploy.agent.command import Done, Root, run
-from mtpdeploy.agent.family import unit_name
 from mtpdeploy.agent.fault import Fault
 from mtpdeploy.agent.protocol import SupervisorKind
-from mtpdeploy.agent.release import Release
+from mtpdeploy.agent.release import Release, unit_name
 
 ORDER: tuple[SupervisorKind, ...] = ("systemd", "systemd-user", "tmux", "detached")
 _SYSTEM_UNITS = Path("/etc/systemd/system")

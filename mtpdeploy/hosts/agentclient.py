@@ -29,6 +29,7 @@ _START = (
 
 # Runs the agent if it is there. $1 work folder, $2 wanted Python, $3 agent's name, then the agent's own words.
 _RUN = f"""\
+echo
 w=$1; p=$2; a=$3; shift 3
 case $w in "~/"*) w=$HOME/${{w#"~/"}};; esac
 case $p in "~/"*) p=$HOME/${{p#"~/"}};; esac
@@ -48,7 +49,10 @@ if sys.version_info < (3, 10):
 data = b""
 while len(data) < size:
     part = os.read(0, size - len(data))
-    if not part: sys.exit("the agent did not arrive whole")
+    if not part:
+        print('{"event":"error","kind":"remote-error","message":"the agent did not arrive whole: what was sent ended after '
+            '%d of %d bytes. A login script of the host that reads standard input takes it away","next_commands":'
+            '["ssh HOST cat < /etc/hostname   # must print the name of the host"]}' % (len(data), size)); sys.exit(0)
     data += part
 if hashlib.sha256(data).hexdigest() != wanted: sys.exit("the agent arrived damaged")
 folder = os.path.join(work, "agent"); path = os.path.join(folder, name + ".pyz"); aside = "%s.%d" % (path, os.getpid())
@@ -71,6 +75,7 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[5:])
 """
 
 _BOOTSTRAP = """\
+echo
 p=$1; i=$2; shift 2
 case $p in "~/"*) p=$HOME/${p#"~/"};; esac
 command -v "$p" >/dev/null 2>&1 || p=python3
@@ -137,7 +142,8 @@ class AgentClient:
                 with contextlib.suppress(OSError):  # it did not want it; what it says next tells why
                     channel.send(stdin)
             channel.finish()
-            for event in self._events(channel, verb):
+            greeting: list[str] = []
+            for event in self._events(channel, verb, greeting):
                 kind = event.pop("event", None)
                 if kind == "result":
                     return event
@@ -165,13 +171,17 @@ class AgentClient:
                 raise self._cut(verb, "the connection was lost")
             raise RemoteError(
                 f"{name}: the agent ended without an answer to {verb} (exit status {status})",
-                evidence=said[-10:],
-                next_commands=[f"mtpdeploy doctor --host {name}"],
+                evidence=[*greeting[-5:], *said[-10:]],
+                next_commands=[
+                    f"mtpdeploy doctor --host {name}",
+                    f"ssh {name} sh -c true; echo $?   # must print 0 and nothing else",
+                ],
             )
         finally:
             channel.close()
 
-    def _events(self, channel: Channel, verb: str) -> Iterator[Event]:
+    def _events(self, channel: Channel, verb: str, greeting: list[str]) -> Iterator[Event]:
+        """What is no event is put into `greeting`: what a login script or a refusing shell prints."""
         rest, limit = b"", FIRST_ANSWER_S
         while True:
             try:
@@ -181,16 +191,24 @@ class AgentClient:
             except OSError as error:
                 raise self._cut(verb, str(error)) from error
             if not data:
+                if rest.strip():
+                    greeting.append(
+                        "".join(c if c.isprintable() else " " for c in rest[:200].decode(errors="replace")).strip()
+                    )
                 return
             limit = protocol.SILENT_S
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 try:
                     event = json.loads(line)
-                except ValueError:
-                    continue  # a login script's greeting
-                if isinstance(event, dict):
+                except (ValueError, RecursionError):
+                    event = None
+                if isinstance(event, dict) and "event" in event:
                     yield event
+                elif text := "".join(
+                    c if c.isprintable() else " " for c in line[:200].decode(errors="replace")
+                ).strip():
+                    greeting[:] = [*greeting[-4:], text]
 
     def _cut(self, verb: str, why: str) -> LineCut:
         name = self.transport.host.name
@@ -223,7 +241,8 @@ def from_event(event: Event, host: str) -> MtpError:
 def _for_host(command: str, host: str) -> str:
     """The agent does not know what the client calls its host."""
     if command.startswith("mtpdeploy ") and "--host" not in command:
-        return f"{command} --host {shlex.quote(host)}"
+        words, gap, remark = command.partition("   #")
+        return f"{words} --host {shlex.quote(host)}{gap}{remark}"
     return command
 
 

@@ -133,6 +133,9 @@ def _capacity(console: Console, summary: Mapping[str, Any]) -> None:
         _fact(console, "capacity", text)
 
 
+_PORT = {True: "free", False: "still taken by something else: mtpdeploy status", None: None}
+
+
 def _fact(console: Console, name: str, value: object) -> None:
     if value not in (None, ""):
         _line(console, (f"  {name:<11}", "dim"), str(value))
@@ -174,6 +177,8 @@ def _status(answer: Status, console: Console) -> None:
                 console, (f"  {_MARKS[proof['holds']]:<8}", style), f"{proof['check']}: ",
                 proof["found"] if proof["holds"] else f"expected {proof['expected']}, found {proof['found']}",
             )  # fmt: skip
+    for note in r.get("notes") or ():
+        _line(console, ("  note: ", "yellow"), str(note))
     for command in r.get("next_commands") or ():
         _line(console, ("  next: ", "dim"), _at(command, answer.host))
 
@@ -267,7 +272,7 @@ def _stopped(host: str, r: Mapping[str, Any], console: Console) -> None:
     _line(console, (host, "bold"), ": ", _word("stopped"), said, _simulated(r.get("simulated")))
     if r["killed"]:
         _fact(console, "left over", f"killed pids {', '.join(map(str, r['killed']))}")
-    _fact(console, "port", "free" if r["port_free"] else "still taken by something else: mtpdeploy status")
+    _fact(console, "port", _PORT[r["port_free"]])
     if r["gpu_freed_gb"]:
         _fact(console, "gpu memory", f"{r['gpu_freed_gb']:.1f} GiB came back")
 
