@@ -9,10 +9,23 @@ from typing import Any
 import pytest
 from grids import FACTORS, MTP, Grid, odd_grid, real_grid, simulated_grid
 
+from mtpdeploy.analysis import tpe
 from mtpdeploy.analysis.model import Setting
 from mtpdeploy.analysis.space import FACTORS as KNOWN
 from mtpdeploy.analysis.space import Ground, changed, default_factors, parse_factors, space
-from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Proposal, Search, Stop, expected_gain, run
+from mtpdeploy.analysis.tune import (
+    PATIENCE,
+    Candidate,
+    Error,
+    Misfit,
+    Objective,
+    Outcome,
+    Proposal,
+    Search,
+    Stop,
+    expected_gain,
+    run,
+)
 from mtpdeploy.errors import PlanRefused, UsageError
 from mtpdeploy.sglang.model import shipped
 from mtpdeploy.sglang.versions import Version
@@ -326,3 +339,119 @@ def test_an_outcome_of_another_setting_does_not_count_as_this_one() -> None:
     search = Search(one, Objective("throughput", (1,)), 512, 256)
     search.tell(Outcome(replace(one[0], levels={"running": 99}), "ok", 1.0))
     assert len(search.open()) == 2
+
+
+# -- a host that the model does not describe
+
+
+def misled(grid: Grid, seed: int = 0, launches: int = 14) -> Search:
+    """An odd host's search until the model is not believed any more."""
+    search, rng = grid.search(launches), random.Random(seed)
+    while search.misfit is None and not isinstance(proposal := search.propose(), Stop):
+        search.tell(grid.outcome(proposal.candidate, rng))
+    return search
+
+
+@pytest.fixture(scope="module")
+def odd() -> Grid:
+    return odd_grid(Objective("mixed", LOADS))
+
+
+def test_a_model_whose_predictions_keep_missing_is_not_believed_and_the_answer_names_the_errors(odd: Grid) -> None:
+    search = misled(odd)
+    assert search.misfit is not None
+    assert len(search.misfit.errors) >= 2
+    assert all(abs(one.deviations) > 1.96 for one in search.misfit.errors)
+    assert search.misfit.launch == len(search.outcomes) + 1
+    said = search.misfit.as_json()
+    assert said["from_launch"] == search.misfit.launch
+    assert "does not describe this host (launch " in search.misfit.why
+    assert "TPE proposes" in search.misfit.why
+
+
+@pytest.mark.parametrize("kind", ["throughput", "latency", "mixed"])
+def test_the_model_is_believed_where_it_holds(kind: Any) -> None:
+    for grid in (real_grid(Objective(kind, LOADS)), simulated_grid(Objective(kind, LOADS))):
+        assert searched(grid, 0, 10).misfit is None
+
+
+def wrong(count: int, launched: int, monkeypatch: pytest.MonkeyPatch, by: Any = "tpe") -> Search:
+    """A search of equal settings under a model that expects no gain and is known to be wrong."""
+    monkeypatch.setattr(Search, "predictions", lambda self, candidates, **_: [(-1.0, 0.01) for _ in candidates])
+    cells = [Candidate({"running": n % 4, "a": n // 4}, {}, Setting(1, 4, 4), headroom_gb=9.0) for n in range(count)]
+    search = Search(cells, Objective("throughput", (1,)), 512, 256, launches=100)
+    for one in cells[:launched]:
+        search.tell(Outcome(one, "ok", 1.0 + 0.001 * int(str(one.levels["a"])), 1.0))
+    search.misfit = Misfit(launched + 1, (Error(2, 0.3, 4.0), Error(3, 0.3, 4.0)), by)
+    return search
+
+
+def test_a_model_known_to_be_wrong_ends_nothing_tpe_proposes_what_may_be_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = wrong(40, 8, monkeypatch)
+    believing = replace(search, misfit=None, outcomes=list(search.outcomes), errors=[])
+    assert isinstance(stop := believing.propose(), Stop)
+    assert "below the noise" in stop.why
+    said = search.propose()
+    assert isinstance(said, Proposal)
+    assert said.by == "tpe"
+    assert said.predicted is None
+    assert said.candidate.key in {one.key for one in search.open()}
+    assert said.as_json()["by"] == "tpe"
+    assert [one.by for one in search.ahead(3)] == ["tpe"]  # nothing is predicted of it, so nothing follows from it
+
+
+def test_a_search_whose_model_is_not_believed_ends_when_nothing_better_was_found_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = wrong(60, 6, monkeypatch)
+    stop = run(search, lambda candidate: Outcome(candidate, "ok", 1.0, 1.0))
+    assert stop.why == f"the last {PATIENCE} launches were not better than the best before them"
+    assert len(search.outcomes) == 6 + PATIENCE
+    better = wrong(60, 6, monkeypatch)
+    run(better, lambda candidate: Outcome(candidate, "ok", 2.0 if len(better.outcomes) == 10 else 1.0, 1.0))
+    assert len(better.outcomes) == 11 + PATIENCE  # the count begins again with each better one
+
+
+@pytest.mark.parametrize("budget", [{"launches": 9}, {"minutes": 9.4}])
+def test_tpe_keeps_the_budget_too(budget: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    search = replace(wrong(40, 6, monkeypatch), **budget)
+    run(search, lambda candidate: Outcome(candidate, "ok", 1.0, 1.0))
+    assert len(search.outcomes) == 9
+
+
+def test_without_optuna_the_search_says_what_to_install_and_goes_on_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, odd: Grid
+) -> None:
+    monkeypatch.setattr(tpe, "installed", lambda: False)
+    search = misled(odd)
+    assert search.misfit is not None
+    assert search.misfit.by == "model"
+    assert "pip install 'mtpdeploy[tune]'" in search.misfit.why
+    monkeypatch.setattr(tpe, "next_of", None)
+    stopped = wrong(40, 6, monkeypatch, "model")
+    said = stopped.propose()
+    assert isinstance(said, Proposal)
+    assert said.by == "model"
+
+
+def test_tpe_after_a_kill_asks_for_the_same_and_learns_from_what_died() -> None:
+    open_ = [{"a": str(a), "b": str(b)} for a in range(4) for b in range(5)]
+    # Everything with a=0 died, and of the rest what has b=4 is best.
+    seen = [(one, None if one["a"] == "0" else float(one["b"])) for one in open_ if one["a"] in "01"]
+    left = [one for one in open_ if one["a"] in "23"]
+    first = tpe.next_of(left, seen)
+    assert first == tpe.next_of(left, seen)
+    good = [{"a": "0", "b": "9"}, {"a": "1", "b": "9"}]
+    assert tpe.next_of(good, [*seen, *(({"a": "0", "b": str(b)}, None) for b in range(4, 9))]) == 1
+
+
+def test_a_search_that_was_given_to_tpe_resumes_with_the_same_state(odd: Grid) -> None:
+    whole = misled(odd)
+    again = odd.search(14)
+    for outcome in whole.outcomes:
+        again.tell(outcome)
+    assert again.misfit == whole.misfit
+    assert again.errors == whole.errors
+    assert again.propose() == whole.propose()

@@ -176,3 +176,26 @@ def test_several_runs_of_a_side_are_its_repeats(tmp_path: Path) -> None:
     b = [bench_run(tmp_path, "mtp", speeds={1: 150}, noise=0.01, seed=i, session=None) for i in range(2)]
     said = compare(home=tmp_path, talk=TALK, a=",".join(run.id for run in a), b=",".join(run.id for run in b))
     assert said.loads[0].runs == (2, 2)
+
+
+def test_a_search_is_shown_with_its_verdict_and_a_broken_one_with_how_it_goes_on(tmp_path: Path) -> None:
+    run = Store(tmp_path).new_run("tune", {"host": "h1"})
+    summary = {
+        "verdict": "faster", "stopped_because": "the budget of 4 launches is spent", "launches": 4,
+        "chosen": "draft_steps=3", "profile_file": "/p/mtp-tuned.yml",
+    }  # fmt: skip
+    run.finish(summary)
+    said = printed(text.shown, actions.show(home=tmp_path, talk=TALK, run=run.id))
+    assert "verdict: faster" in said
+    assert "chosen: draft_steps=3" in said
+    assert "after 4 launches because the budget of 4 launches is spent" in said
+    assert "written: /p/mtp-tuned.yml" in said
+    undecided = Store(tmp_path).new_run("tune", {"host": "h1"})
+    undecided.finish({"verdict": "can't tell\x1b[2J", "launches": 4, "chosen": None, "profile_file": None})
+    said = printed(text.shown, actions.show(home=tmp_path, talk=TALK, run=undecided.id))
+    assert "verdict: can't tell [2J" in said
+    assert "chosen: none" in said
+    broken = Store(tmp_path).new_run("tune", {"host": "h1"})
+    broken.finish({}, "interrupted")
+    said = printed(text.shown, actions.show(home=tmp_path, talk=TALK, run=broken.id))
+    assert f"mtpdeploy tune --resume {broken.id}" in said

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from mtpdeploy import __version__
 from mtpdeploy.actions.report import BenchAnswer, limits, recomputed
 from mtpdeploy.bench import load, prompting
-from mtpdeploy.bench.metrics import NEEDED
 from mtpdeploy.bench.values import SCHEMA, PointSpec, RunSpec, Stop
 from mtpdeploy.errors import ConfigError, HostUnreachable, MtpError, RemoteError, UsageError
 from mtpdeploy.progress import Talk
@@ -228,9 +227,8 @@ def _findable(asked: load.Asked, slo: str | None) -> None:
     if asked.trace:
         raise UsageError("--find changes the load, and a trace fixes it; use --concurrency or --rate as the start")
     for limit in limits(slo):
-        needed = NEEDED.get(limit.key.split("_")[-2], 0) if limit.key.endswith("_ms") else 0
-        if needed > (asked.requests or 16):
-            raise UsageError(f"--slo {limit} needs {needed} requests a point: give --requests {needed}, or use p90")
+        if why := limit.undecidable(asked.requests or 16, "point"):
+            raise UsageError(f"--slo {why}")
 
 
 def _workload(home: Path, name: str | None) -> Any:

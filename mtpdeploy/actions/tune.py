@@ -28,7 +28,7 @@ from mtpdeploy.analysis.compare import Comparison, LoadComparison, compare
 from mtpdeploy.analysis.model import NOISE, Estimate, Observation, Setting, leave_one_out, observations, positions
 from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.analysis.space import FACTORS, GIVEABLE, Ground, Space, default_factors, space
-from mtpdeploy.analysis.tune import Candidate, Objective, Outcome, Proposal, Search, Status, Stop, status_of
+from mtpdeploy.analysis.tune import Candidate, Misfit, Objective, Outcome, Proposal, Search, Status, Stop, status_of
 from mtpdeploy.errors import (
     CannotTell,
     ConfigError,
@@ -89,7 +89,8 @@ class Tuned:
     """What the search came to. chosen: None where nothing beat the profile as it is, or nothing was confirmed.
 
     first: what a dry run would launch, each as if the one before came out as predicted. predicted: settings not run, by the
-    model that earlier runs of this host fitted. prices: what is not searched, and what it would bring.
+    model that earlier runs of this host fitted. prices: what is not searched, and what it would bring. misfit: why the model
+    is not believed here; then nothing is predicted.
     """
 
     run_id: str | None
@@ -109,6 +110,7 @@ class Tuned:
     simulated: bool
     predicted: tuple[Proposal, ...] = ()
     prices: tuple[Price, ...] = ()
+    misfit: Misfit | None = None
 
     @property
     def exit_code(self) -> int:
@@ -144,6 +146,7 @@ class Tuned:
             "profile_file": str(self.profile_file) if self.profile_file else None,
             "serving": self.serving,
             "model_error": dict(self.model_error) if self.model_error else None,
+            "model_misfit": self.misfit.as_json() if self.misfit else None,
             "predicted": [one.as_json() for one in self.predicted],
             "prices": [one.as_json() for one in self.prices],
         }
@@ -276,7 +279,7 @@ class _Searcher:
         return replace(
             self._answer(None, search, stop, None, None, None, "not searched", None),
             first=ahead,
-            predicted=tuple(search.ranked(6)) if self.learned or search.outcomes else (),
+            predicted=tuple(search.ranked(6)) if (self.learned or search.outcomes) and search.misfit is None else (),
         )
 
     def search(self, run: Run) -> Tuned:
@@ -298,10 +301,15 @@ class _Searcher:
         confirmed = self._retell(run, search)
         if search.outcomes:
             self.talk.note(f"tune: goes on after {len(search.outcomes)} launches of run {run.id}")
+        if search.misfit is not None:
+            self.talk.note(f"tune: {search.misfit.why}")
         while not isinstance(proposal := search.propose(), Stop):
             number = len(search.outcomes) + 1
             self.talk.note(f"tune {number}/{self.spec.launches}: {proposal.candidate.name}; {proposal.why}")
+            believed = search.misfit is None
             search.tell(self._launch(run, proposal.candidate, "search")[0])
+            if believed and search.misfit is not None:
+                self.talk.note(f"tune: {search.misfit.why}")
         self.talk.note(f"tune: {proposal.why}")
         best = search.best
         if best is None:
@@ -631,7 +639,7 @@ class _Searcher:
         run.write_json("answer.json", answer.as_json())
         run.finish(
             {
-                "verdict": verdict, "launches": len(search.outcomes), "chosen": chosen.candidate.name if chosen else None,
+                "verdict": verdict, "stopped_because": stop, "launches": len(search.outcomes), "chosen": chosen.candidate.name if chosen else None,
                 "runs": [one.run_id for one in self.runs], "profile_file": str(file) if file else None,
             }
         )  # fmt: skip
@@ -661,6 +669,7 @@ class _Searcher:
             outcomes=tuple(search.outcomes), first=(), stop=stop, best=search.best, chosen=chosen, comparison=comparison,
             verdict=verdict, profile_file=file, serving=serving, model_error=checked.as_json() if checked else None,
             simulated=self.target.host.simulate is not None, prices=self._prices(search),
+            misfit=search.misfit,
         )  # fmt: skip
 
     def _ruled_out(self) -> tuple[RuledOut, ...]:
@@ -677,8 +686,8 @@ class _Searcher:
         if held is None:
             ranked = search.ranked(1)
             held = ranked[0].candidate if ranked and not search.outcomes else None
-        if held is None or self.spec.own_space:
-            return ()  # nothing came up: there is nothing to compare with
+        if held is None or self.spec.own_space or search.misfit is not None:
+            return ()  # nothing came up to compare with, or a model that is wrong would say it
         found = []
         for one in GIVEABLE:
             if one in self.spec.give_up:

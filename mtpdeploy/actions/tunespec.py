@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from mtpdeploy.analysis.space import GIVEABLE, parse_factors
 from mtpdeploy.analysis.tune import REQUESTS
 from mtpdeploy.bench import load
-from mtpdeploy.bench.metrics import NEEDED, Limit, parse_slo
+from mtpdeploy.bench.metrics import Limit, parse_slo
 from mtpdeploy.errors import ConfigError, UsageError
 from mtpdeploy.inventory.values import Workload
 from mtpdeploy.store import Run
@@ -102,10 +102,8 @@ def read_spec(home: Path, host: str, profile: str, given: Mapping[str, Any]) -> 
             raise UsageError(str(exc)) from exc
     requests = given["requests"] or (held.requests if held else None)
     for limit in limits(given["slo"]):
-        # A percentile of too few requests is unknown, and what is unknown does not hold: every setting would miss it.
-        needed = NEEDED.get(limit.key.split("_")[-2], 0) if limit.key.endswith("_ms") else 0
-        if needed > (requests or REQUESTS):
-            raise UsageError(f"--slo {limit} needs {needed} requests a load: give --requests {needed}, or use p50")
+        if why := limit.undecidable(requests or REQUESTS, "load"):
+            raise UsageError(f"--slo {why}")
     give_up = tuple(part.strip() for part in (given["give_up"] or "").split(",") if part.strip())
     for one in give_up:
         _one_of("--give-up", one, GIVEABLE)

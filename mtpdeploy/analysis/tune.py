@@ -7,6 +7,10 @@ that leaves less memory free is tried after it; one that hangs or crashes makes 
 
 Pure: the caller measures and tells. The same outcomes in the same order give the same next proposal, so a broken search
 resumes by telling the recorded outcomes again.
+
+Where launches keep coming out beside what was predicted of them, the model does not describe the host. It still proposes what it
+expects a gain of, with effects as large as were seen; where it expects none, that ends nothing any more: Optuna's TPE proposes, and the
+search ends when nothing better was found for a while.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
+from mtpdeploy.analysis import tpe
 from mtpdeploy.analysis.model import NOISE, Acceptance, Estimate, Observation, Setting, Shape, StepModel, fit
 
 Status = Literal["ok", "oom", "hang", "crash", "refused"]
@@ -39,6 +44,9 @@ SCALE_SPREAD = 0.7
 LAUNCH_MINUTES = 1.5  # of a launch without its benchmark, before one was timed
 REQUESTS = 16  # a load, where the workload does not say
 PRIOR_ACCEPTANCE = Acceptance([0.85, 0.72, 0.61])  # 3.2 tokens a step at three drafts
+OUTSIDE = 1.96  # deviations from its prediction beyond which a launch is outside of the model's 95 % interval
+BY_CHANCE = 0.1  # of as many launches outside by chance, below which the model is not believed any more
+PATIENCE = 12  # launches without a better one, after which a search ends whose model is not believed
 FIRST_STEP_MS = 15.0  # only ratios matter before the first measurement
 
 
@@ -143,20 +151,25 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The next launch, and why: the gain that is expected of it, as a share of the best so far, and per minute."""
+    """The next launch, and why: the gain that is expected of it, as a share of the best so far, and per minute.
+
+    predicted, low, high: None where the model is not believed. by: whose proposal it is.
+    """
 
     candidate: Candidate
-    predicted: float
-    low: float
-    high: float
+    predicted: float | None
+    low: float | None
+    high: float | None
     expected_gain: float | None
     gain_per_minute: float | None
     minutes: float
     why: str
+    by: Literal["model", "tpe"] = "model"
 
     def as_json(self) -> dict[str, object]:
         return {
             "candidate": self.candidate.as_json(),
+            "by": self.by,
             "predicted": {"value": self.predicted, "low": self.low, "high": self.high},
             "expected_gain": self.expected_gain,
             "gain_per_minute": self.gain_per_minute,
@@ -170,6 +183,46 @@ class Stop:
     """No further launch, and why."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """A launch beside what was predicted of it before: by the usual error bars, in logs."""
+
+    launch: int
+    error: float
+    deviations: float
+
+    @property
+    def outside(self) -> bool:
+        return abs(self.deviations) > OUTSIDE
+
+    def __str__(self) -> str:
+        return f"launch {self.launch} {math.expm1(self.error):+.0%}, {abs(self.deviations):.1f} deviations"
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why the step model is not believed on this host. launch: the first one after that. by: who proposes beside it."""
+
+    launch: int
+    errors: tuple[Error, ...]
+    by: Literal["model", "tpe"]
+
+    @property
+    def why(self) -> str:
+        said = "; ".join(str(one) for one in self.errors)
+        who = "TPE proposes" if self.by == "tpe" else f"its best guess is launched ({tpe.WITHOUT})"
+        return (
+            f"the step model does not describe this host ({said}): from launch {self.launch} on, where it expects no gain, {who}, "
+            f"until {PATIENCE} launches are not better"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        errors = [
+            {"launch": one.launch, "error": math.expm1(one.error), "deviations": one.deviations} for one in self.errors
+        ]
+        return {"from_launch": self.launch, "by": self.by, "errors": errors, "why": self.why}
 
 
 @dataclass
@@ -191,9 +244,21 @@ class Search:
     outcomes: list[Outcome] = field(default_factory=list)
     learned: Sequence[Observation] = ()
     requests: int = REQUESTS
+    errors: list[Error] = field(default_factory=list)
+    misfit: Misfit | None = None
 
     def tell(self, outcome: Outcome) -> None:
+        """Takes a result up, and holds it against what the model said of it before."""
+        known = self.learned or any(one.observations for one in self.outcomes)
+        if self.misfit is None and known and outcome.status == "ok" and outcome.value:
+            ((mean, deviation),) = self.predictions([outcome.candidate], scale=1.0)
+            if math.isfinite(mean):
+                error = math.log(outcome.value) - mean
+                self.errors.append(Error(len(self.outcomes) + 1, error, error / math.hypot(deviation, NOISE)))
         self.outcomes.append(outcome)
+        outside = [one for one in self.errors if one.outside]
+        if self.misfit is None and _improbable(len(outside), len(self.errors)):
+            self.misfit = Misfit(len(self.outcomes) + 1, tuple(outside), "tpe" if tpe.installed() else "model")
 
     @property
     def best(self) -> Outcome | None:
@@ -215,6 +280,8 @@ class Search:
         open_ = self.open()
         if not open_:
             return Stop("every candidate was measured or ruled out")
+        if self.misfit is not None and (since := self._since_better()) >= PATIENCE:
+            return Stop(f"the last {since} launches were not better than the best before them")
         predicted = self.predictions(open_)
         chances = self._chances(open_)
         minutes = self._minutes(open_, chances)
@@ -234,21 +301,24 @@ class Search:
                 chance * expected_gain(mean - level, deviation)
                 for (mean, deviation), chance in zip(predicted, chances, strict=True)
             ]
+            least = NOISE
             if max(gain or 0.0 for gain in gains) < NOISE:
+                if self.misfit is not None and self.misfit.by == "tpe":
+                    return self._by_tpe(open_)
                 at = max(range(len(open_)), key=lambda i: gains[i] or 0.0)
                 said = f"{gains[at]:.1%} by {open_[at].name}"
-                return Stop(f"the best expected gain, {said}, is below the noise of {NOISE:.0%}")
+                if self.misfit is None:
+                    return Stop(f"the best expected gain, {said}, is below the noise of {NOISE:.0%}")
+                least = 0.0  # what a wrong model expects ends nothing
             scores = [
-                (gain or 0.0) / each if (gain or 0.0) >= NOISE else 0.0
+                (gain or 0.0) / each if (gain or 0.0) >= least else 0.0
                 for gain, each in zip(gains, minutes, strict=True)
             ]
         index = max(
             range(len(open_)), key=lambda i: (round(scores[i], 6), -len(open_[i].costs), open_[i].headroom_gb or 0.0)
         )
-        if self.minutes is not None and self.spent_minutes + minutes[index] > self.minutes:
-            return Stop(
-                f"the next launch, of about {minutes[index]:.1f} minutes, would pass the budget of {self.minutes:g} minutes"
-            )
+        if (over := self._over(minutes[index])) is not None:
+            return over
         gain = gains[index]
         if best is None or gain is None:
             why = "the model's best guess before any success"
@@ -256,12 +326,48 @@ class Search:
         why = f"expected gain {gain:.1%} over {best.candidate.name}, about {minutes[index]:.1f} min"
         return _proposal(open_[index], *predicted[index], gain, gain / minutes[index], minutes[index], why)
 
+    def _over(self, minutes: float) -> Stop | None:
+        """Where a launch of so many minutes would pass the budget."""
+        if self.minutes is None or self.spent_minutes + minutes <= self.minutes:
+            return None
+        return Stop(
+            f"the next launch, of about {minutes:.1f} minutes, would pass the budget of {self.minutes:g} minutes"
+        )
+
+    def _by_tpe(self, open_: Sequence[Candidate]) -> Proposal | Stop:
+        """What TPE asks for after all that was launched. Minutes as those of the launches so far."""
+        timed = [one.minutes for one in self.outcomes if one.minutes]
+        minutes = sum(timed) / len(timed) if timed else LAUNCH_MINUTES
+        if (over := self._over(minutes)) is not None:
+            return over
+        seen = [(dict(one.candidate.key), one.value) for one in self.outcomes]
+        index = tpe.next_of([dict(one.key) for one in open_], seen)
+        why = (
+            f"proposed by TPE: the step model does not describe this host and expects no gain; about {minutes:.1f} min"
+        )
+        return Proposal(open_[index], None, None, None, None, None, minutes, why, "tpe")
+
+    def _since_better(self) -> int:
+        """Launches since the model was given up that did not beat the best before them by more than the noise."""
+        first = self.misfit.launch - 1 if self.misfit else 0
+        best, since = 0.0, 0
+        for number, one in enumerate(self.outcomes):
+            better = (one.value or 0.0) > best * (1 + NOISE)
+            best = max(best, one.value or 0.0)
+            since = 0 if better or number < first else since + 1
+        return since
+
     def ahead(self, count: int) -> list[Proposal]:
-        """The next proposals if each launch came out as it is predicted; fewer where the search would stop."""
-        other = replace(self, outcomes=list(self.outcomes))
+        """The next proposals if each launch came out as it is predicted; fewer where the search would stop.
+
+        Only the next one where nothing is predicted.
+        """
+        other = replace(self, outcomes=list(self.outcomes), errors=list(self.errors))
         found: list[Proposal] = []
         while len(found) < count and not isinstance(said := other.propose(), Stop):
             found.append(said)
+            if said.predicted is None:
+                break
             seen = other._expected(said.candidate)
             other.tell(Outcome(said.candidate, "ok", said.predicted, said.minutes, seen))
         return found
@@ -320,11 +426,14 @@ class Search:
             if one.key not in measured and (floor is None or one.headroom_gb is None or one.headroom_gb > floor)
         ]
 
-    def predictions(self, candidates: Sequence[Candidate]) -> list[tuple[float, float]]:
-        """(mean, standard deviation) of the log objective, by the step model and the levels' effects."""
+    def predictions(self, candidates: Sequence[Candidate], *, scale: float | None = None) -> list[tuple[float, float]]:
+        """(mean, standard deviation) of the log objective, by the step model and the levels' effects.
+
+        scale: how many times as large as usual effects are taken to be; learned from the outcomes where it is not given.
+        """
         model = self.model()
         by_setting = {setting: self._by_model(model, setting) for setting in {one.setting for one in candidates}}
-        effects = _Effects(self._residuals(model)).of(candidates)
+        effects = _Effects(self._residuals(model), scale).of(candidates)
         return [
             (by_setting[one.setting][0] + shift, math.hypot(by_setting[one.setting][1], spread))
             for one, (shift, spread) in zip(candidates, effects, strict=True)
@@ -432,7 +541,7 @@ class _Effects:
     How large effects are here is itself learned: the usual spreads are scaled to what makes the residuals most likely.
     """
 
-    def __init__(self, residuals: Sequence[tuple[Candidate, float]]) -> None:
+    def __init__(self, residuals: Sequence[tuple[Candidate, float]], scale: float | None = None) -> None:
         self.columns: dict[tuple[str, str], int] = {}
         for candidate, _ in residuals:
             for level in candidate.key:
@@ -445,7 +554,9 @@ class _Effects:
                 rows[number, 1 + self.columns[level]] = 1.0
         values = np.array([value for _, value in residuals])
         spreads = np.array([USUAL_EFFECT, *(_spread(name) for name, _ in self.columns)])
-        self.scale = max(SCALES, key=lambda scale: _likelihood(rows * spreads, values, scale)) if residuals else 1.0
+        if scale is None:
+            scale = max(SCALES, key=lambda one: _likelihood(rows * spreads, values, one)) if residuals else 1.0
+        self.scale = scale
         precision = rows.T @ rows / NOISE**2 + np.diag(1 / (self.scale * spreads) ** 2)
         self.covariance = np.linalg.inv(precision)
         self.mean = self.covariance @ rows.T @ values / NOISE**2
@@ -471,6 +582,11 @@ def _likelihood(rows: NDArray[np.float64], values: NDArray[np.float64], scale: f
     _, logarithm = np.linalg.slogdet(covariance)
     fit_ = float(values @ np.linalg.solve(covariance, values))
     return -0.5 * (float(logarithm) + fit_ + (math.log(scale) / SCALE_SPREAD) ** 2)
+
+
+def _improbable(outside: int, of: int) -> bool:
+    """More than one outside of its 95 % interval, and hardly by chance."""
+    return outside > 1 and float(binom.sf(outside - 1, of, 2 * norm.sf(OUTSIDE))) < BY_CHANCE
 
 
 def _spread(factor: str) -> float:

@@ -144,6 +144,17 @@ class Limit:
             value = getattr(point, self.key)
         return None if value is None else float(value)
 
+    def undecidable(self, requests: int, what: str) -> str | None:
+        """Why a load of so many requests cannot decide this objective; None where it can. what: the load, in a word.
+
+        A percentile of too few requests is unknown, and what is unknown does not hold.
+        """
+        found = SPREAD_KEY.fullmatch(self.key) or RATE_KEY.fullmatch(self.key)
+        needed = NEEDED.get(found[2], 0) if found else 0
+        if needed <= requests:
+            return None
+        return f"{self} needs {needed} requests a {what}: give --requests {needed}, or use p50"
+
     def of_request(self, figures: Figures) -> float | None:
         """The same quantity of one request; None where a request has no such quantity."""
         found = SPREAD_KEY.fullmatch(self.key)

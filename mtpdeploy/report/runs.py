@@ -49,6 +49,8 @@ def shown(answer: RunShown, console: Console) -> None:
     failure = run.summary.get("failure")
     if isinstance(failure, Mapping):
         console.print(f"ended with: {printable(failure.get('message'))}", style="red")
+    if run.kind == "tune":
+        _search(answer, console)
     facts(run.provenance.as_json() | {"host": run.meta.get("host") or run.provenance.host}, console)
     if answer.points:
         console.print(points_table(answer.points))
@@ -57,6 +59,21 @@ def shown(answer: RunShown, console: Console) -> None:
     console.print(f"{run.path}:", soft_wrap=True)
     for path in run.files():
         console.print(f"  {path.relative_to(run.path)}  {path.stat().st_size} bytes", style="dim", soft_wrap=True)
+
+
+def _search(answer: RunShown, console: Console) -> None:
+    """What a search came to, and how it goes on."""
+    said, run = answer.run.summary, answer.run
+    if verdict := said.get("verdict"):
+        chosen = said.get("chosen")
+        console.print(Text.assemble("verdict: ", (printable(verdict), "bold green" if chosen else "bold yellow")))
+        console.print(f"chosen: {printable(chosen)}" if chosen else "chosen: none, the profile stays as it is")
+        if why := said.get("stopped_because"):
+            console.print(f"ended after {number(said.get('launches'))} launches because {printable(why)}")
+        if file := said.get("profile_file"):
+            console.print(f"written: {printable(file)}", soft_wrap=True)
+    elif answer.status not in ("done", "running"):
+        console.print(f"no verdict yet; go on with: mtpdeploy tune --resume {run.id}", style="yellow", soft_wrap=True)
 
 
 def facts(values: Mapping[str, object], console: Console) -> None:

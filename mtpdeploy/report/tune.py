@@ -45,7 +45,9 @@ def text(answer: Tuned, console: Console) -> None:
         _proposal(number_, said, console)
     if answer.predicted:
         console.print(_predicted(answer))
-    if answer.model_error:
+    if answer.misfit:
+        console.print(f"{answer.misfit.why[0].upper()}{answer.misfit.why[1:]}.", style="yellow")
+    elif answer.model_error:
         error = within(answer.model_error, "output_tok_s_median_error")
         if isinstance(error, float):
             console.print(
