@@ -45,6 +45,7 @@ class Script:
     active: int = 0
     most_active: int = 0
     arrivals: list[float] = field(default_factory=list)
+    written: list[list[float]] = field(default_factory=list)  # when each chunk of each generation was, s after it began
 
 
 class Mock:
@@ -192,6 +193,7 @@ class Mock:
         loop = asyncio.get_running_loop()
         total = number = 0
         text = ""
+        script.written.append(times := [])
 
         async def send(event: object) -> None:
             data = event if isinstance(event, str) else json.dumps(event, separators=(",", ":"))
@@ -221,6 +223,7 @@ class Mock:
                 await send(self._meta(text, total, n if last else None, fault))
             else:
                 await send(self._chunk(path, piece, "length" if last else None, total, options))
+            times.append(loop.time() - begun)
             number += 1
         self._requests += 1
         self._generated += n + script.foreign_tokens

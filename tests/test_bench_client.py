@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -48,11 +49,15 @@ def records(answer: BenchAnswer) -> list[Record]:
 def test_three_tokens_every_thirty_ms_are_ten_ms_a_token(run: Callable[..., BenchAnswer], api: str) -> None:
     with Mock(Script(k=3, step_s=0.03, first_s=0.05)) as server:
         point = only(run(server, concurrency="4", requests=4, output_tokens="129", api=api))
-    assert point.tpot_ms.p50 == pytest.approx(10.0, abs=0.05)
-    assert point.chunk_gap_ms.p50 == pytest.approx(30.0, abs=1.0)
-    assert point.chunk_gap_ms.mean == pytest.approx(30.0, abs=0.1)
+        # What the mock did, which on a busy machine is not quite what it was asked for.
+        served = [times for times in server.script.written if len(times) == 43]
+    assert len(served) == 4
+    truth = median(1e3 * (times[-1] - times[0]) / (129 - 3) for times in served)
+    assert point.tpot_ms.p50 == pytest.approx(truth, abs=0.05)
+    assert truth == pytest.approx(10.0, abs=0.5)
+    assert point.chunk_gap_ms.mean == pytest.approx(3 * truth, abs=0.15)
     assert point.tokens_per_chunk == {"3": 172}
-    assert point.ttft_ms.p50 == pytest.approx(50, abs=15)
+    assert point.ttft_ms.p50 == pytest.approx(1e3 * median(times[0] for times in served), abs=15)
     assert point.valid, point.invalid_because
 
 

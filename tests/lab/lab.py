@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("hosts.sh")
 NUMBER = int(os.environ.get("MTPDEPLOY_LAB", "0")) * 10 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
 FOLDER = Path(f"/var/tmp/mtpdeploy-lab-{NUMBER}")
 TOOLS = ("systemd-nspawn", "sshd", "ssh", "ip", "tmux", "nsenter", "sudo")
-PASSWORD = "S3cret pass'word"  # of boss
+PASSWORD = f"S3cret pass'word {4241 + NUMBER}"  # of boss; in no file as it is, so that it can be looked for
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
