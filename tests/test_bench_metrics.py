@@ -355,3 +355,16 @@ def test_records_and_facts_survive_being_written() -> None:
     assert Measured.from_json(told.as_json()) == told
     made = metrics.point([record], told)
     assert Point.from_json(made.as_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("slo", "requests", "needed"),
+    [("ttft_p99_ms<500", 458, 459), ("ttft_p99_ms<500", 459, None), ("tpot_p90_ms<20", 4, 10), ("tpot_p50_ms<20", 1, None),
+     ("request_p90_tok_s>20", 9, 10), ("e2e_max_ms<900", 1, None), ("output_tok_s>100", 1, None)],
+)  # fmt: skip
+def test_a_percentile_that_a_load_is_too_short_for_is_told_with_what_would_be_enough(
+    slo: str, requests: int, needed: int | None
+) -> None:
+    (limit,) = metrics.parse_slo(slo)
+    said = limit.undecidable(requests, "point")
+    assert said == (needed and f"{limit} needs {needed} requests a point: give --requests {needed}, or use p50")

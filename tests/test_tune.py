@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from mtpdeploy.actions.tune import _failure, tune
 from mtpdeploy.analysis.space import FACTORS
+from mtpdeploy.analysis.tune import Error, Misfit
 from mtpdeploy.errors import ConfigError, LaunchFailed, MtpError, NotReady, PlanRefused, UsageError
 from mtpdeploy.progress import Silent
+from mtpdeploy.report import tune as report
 from mtpdeploy.resources import bundled
 from mtpdeploy.store import Store
 
@@ -41,7 +44,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     host = inventory["hosts"]["local"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         host["args"]["port"] = free.getsockname()[1]
-    host["simulate"]["clock"] = 5  # slow enough for a busy machine to measure
+    host["simulate"]["clock"] = 50
     host["workdir"] = str(tmp_path / "work")
     home = tmp_path / "home"
     (home / "inventories").mkdir(parents=True)
@@ -70,29 +73,42 @@ def under_way(home: Path) -> dict[str, Any]:
         return {}
 
 
-def measuring(home: Path) -> bool:
-    """A benchmark has sent its load, and its end has not been written."""
-    for path in (home / "runs").glob("*/run.json"):
-        head = json.loads(path.read_text())
-        if head["kind"] == "bench" and head["status"] == "running" and (path.parent / "measured.jsonl").exists():
-            return True
-    return False
+# `mtpdeploy` as it is, which ends itself at a step of its work, so that no busy machine moves the moment. The whole group on
+# this side dies with it, what runs at the host does not.
+ENDING = """
+import os, signal, sys
+from mtpdeploy.__main__ import main
+from mtpdeploy.actions import bench, tune
+
+def ending(owner, name, when, after=False):
+    step = getattr(owner, name)
+    def ended(self, *args):
+        done = step(self, *args) if after else None
+        if when(*args) and not sent:
+            sent.append(how)
+            os.killpg(0, how)
+        return done if after else step(self, *args)
+    setattr(owner, name, ended)
+
+at, how, sent = sys.argv.pop(1), int(sys.argv.pop(1)), []
+if at == "launch":
+    ending(tune._Searcher, "_deploy", lambda *args: True)
+elif at == "benchmark":  # the first of its loads is measured, the others go on
+    ending(bench.Keeper, "_measured", lambda *args: True, after=True)
+else:
+    ending(tune._Searcher, "_launch", lambda run, candidate, phase: phase == at)
+sys.exit(main())
+"""
 
 
-def killed_when(home: Path, words: list[str], there: Callable[[], bool], how: int = signal.SIGKILL) -> int:
-    """Starts `mtpdeploy tune …`, and ends it with all its children on this side as soon as `there` holds."""
-    said = home.parent / "said"
-    with said.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mtpdeploy", "--home", str(home), "tune", *words],
-            stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not there() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert process.poll() is None, f"it ended by itself with {process.returncode}: {said.read_text()[-2000:]}"
-    os.killpg(process.pid, how)
-    return process.wait(60)
+def ended_at(home: Path, at: str, words: list[str], how: int = signal.SIGKILL) -> int:
+    """Runs `mtpdeploy tune …` up to that step, where it is sent the signal with all its children on this side."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, at, str(int(how)), "--home", str(home), "tune", *words],
+        capture_output=True, text=True, start_new_session=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode in (-how, 130), done.stderr[-2000:]
+    return done.returncode
 
 
 def test_a_dry_run_plans_the_search_says_why_and_launches_nothing(home: Path) -> None:
@@ -111,40 +127,53 @@ def test_a_dry_run_plans_the_search_says_why_and_launches_nothing(home: Path) ->
     assert all(one["count"] and one["example"] and one["why"] for one in wide["ruled_out"])
 
 
+def as_words(options: dict[str, Any]) -> list[str]:
+    words = ["--host", "local", "--profile", "mtp", "--set", "args.log_level=info"]
+    for name, value in options.items():
+        words += [f"--{name.rstrip('_').replace('_', '-')}", str(value)]
+    return words
+
+
 @pytest.mark.slow
 def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if_it_had_not_been(home: Path) -> None:
-    words = ["--host", "local", "--profile", "mtp", "--set", "args.log_level=info"]
-    one = {"space_": "draft_steps=3 running=16 state_dtype=bfloat16", "budget_launches": 1}
-    for name, value in {**SHORT, **one}.items():
-        words += [f"--{name.rstrip('_').replace('_', '-')}", str(value)]
-    killed_when(home, words, lambda: bool(under_way(home)))
+    once = {"space_": "draft_steps=3 running=16", "budget_launches": 1, "leave": "original", "requests": 4}
+    ended_at(home, "launch", as_words({**SHORT, **once}))
     assert lines(home) == []
     assert Store(home).runs(kind="tune")[0].status == "interrupted"
     begun = under_way(home)["levels"]
 
-    killed_when(home, ["--resume", "last"], lambda: measuring(home))
+    ended_at(home, "benchmark", ["--resume", "last"])
     assert lines(home) == []
     assert under_way(home)["levels"] == begun  # the same proposal again
 
-    killed_when(home, ["--resume", "last"], lambda: under_way(home).get("phase") == "incumbent")
+    ended_at(home, "winner", ["--resume", "last"])
     before = lines(home)
-    assert [line["phase"] for line in before] == ["search"]
+    assert [line["phase"] for line in before] == ["search", "incumbent"]
     assert before[0]["levels"] == begun
     # What was measured when the second kill came went on at the host, and was taken up.
     assert before[0]["launch_minutes"] is None
-    assert len([row for row in Store(home).runs(kind="bench") if row.status == "done"]) == 1
+    assert len([row for row in Store(home).runs(kind="bench") if row.status == "done"]) == 2
 
     said = tune(home=home, talk=TALK, resume="last")
     after = lines(home)
-    assert after[:1] == before  # nothing was measured twice
+    assert after[:2] == before  # nothing was measured twice
     assert [line["phase"] for line in after[1:]] == ["incumbent", "winner", "winner", "incumbent"]
     assert said.comparison is not None
     assert said.best is not None
-    if said.verdict == "can't tell":  # a machine so busy that the client looked late: then nothing may be chosen
-        assert (said.chosen, said.profile_file, said.serving, said.exit_code) == (None, None, "mtp", 12)
-        return
-    assert said.verdict == "faster", said.comparison.as_json()
+    # What a few milliseconds of a busy machine come to is not for this test; only `faster` may choose.
+    faster = said.verdict == "faster"
+    assert (said.chosen is not None) is (said.profile_file is not None) is faster
+    assert said.serving == "mtp"
+    with pytest.raises(UsageError, match="is complete"):
+        tune(home=home, talk=TALK, resume="last")
+
+
+@pytest.mark.slow
+def test_what_is_chosen_is_written_as_a_profile_that_is_what_the_host_serves(home: Path) -> None:
+    options = {**SHORT, "space_": "draft_steps=3 running=16 state_dtype=bfloat16", "budget_launches": 1, "confirm": 0}
+    said = tune(home=home, talk=TALK, host="local", profile="mtp", set_=("args.log_level=info",), **options)
     assert said.chosen is not None
+    assert said.verdict == "not confirmed: --confirm 0"
     assert said.profile_file == home / "inventories" / "profiles" / "mtp-tuned.yml"
     text = said.profile_file.read_text()
     assert text.startswith("# Written by mtpdeploy tune")
@@ -155,10 +184,7 @@ def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if
     assert document["args"]["log_level"] == "info"  # --set of the search is part of what was measured
     last = Store(home).last_deployed("local")
     assert last is not None
-    assert last.profile == "mtp-tuned"
-    assert said.serving == "mtp-tuned"
-    with pytest.raises(UsageError, match="is complete"):
-        tune(home=home, talk=TALK, resume="last")
+    assert last.profile == said.serving == "mtp-tuned"
 
     # The file stands by itself: the plan of the profile is what runs.
     from mtpdeploy.actions.deploy import deploy
@@ -169,22 +195,26 @@ def test_a_search_killed_in_a_launch_a_benchmark_and_its_confirmation_ends_as_if
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_benchmark_leaves_no_half_measured_outcome(home: Path) -> None:
-    words = [
-        "--host",
-        "local",
-        "--profile",
-        "mtp",
-        "--concurrency",
-        "1,2",
-        "--requests",
-        "40",
-        "--output-tokens",
-        "200",
-    ]
-    words += ["--budget-launches", "1", "--confirm", "0", "--space", "draft_steps=3 running=4"]
-    assert killed_when(home, words, lambda: measuring(home), signal.SIGINT) == 130
+    words = as_words({**SHORT, "space_": "draft_steps=3 running=4", "budget_launches": 1, "confirm": 0})
+    assert ended_at(home, "benchmark", words, signal.SIGINT) == 130
     assert lines(home) == []
     assert Store(home).runs(kind="tune")[0].status == "interrupted"
+
+
+def test_an_answer_says_that_the_model_does_not_describe_the_host_and_by_what_errors(home: Path) -> None:
+    said = tune(home=home, talk=TALK, host="local", profile="mtp", dry_run=True, **SHORT)
+    assert said.as_json()["model_misfit"] is None
+    errors = (Error(4, 0.3, 2.5), Error(6, -0.4, -3.1))
+    wrong = replace(said, misfit=Misfit(7, errors, "tpe"), model_error={"output_tok_s_median_error": 0.02})
+    out = io.StringIO()
+    report.text(wrong, Console(file=out, width=400))
+    assert (
+        "does not describe this host (launch 4 +35%, 2.5 deviations; launch 6 -33%, 3.1 deviations)" in out.getvalue()
+    )
+    assert "from launch 7 on" in out.getvalue()
+    assert "The model predicts" not in out.getvalue()
+    document: Any = wrong.as_json()["model_misfit"]
+    assert (document["from_launch"], document["by"], len(document["errors"])) == (7, "tpe", 2)
 
 
 @pytest.mark.slow
