@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mtpdeploy.agent import files, lock, record
+from mtpdeploy.agent import files, lock, ports, record
 from mtpdeploy.agent.clock import seconds_since
 from mtpdeploy.agent.fault import Fault
-from mtpdeploy.agent.logtail import offset_of_last_lines
+from mtpdeploy.agent.logtail import offset_of_last_lines, offset_of_moment
 from mtpdeploy.agent.release import Release, Service, flip, install
 from mtpdeploy.agent.status import status
 
@@ -196,3 +197,49 @@ def test_the_last_lines_of_a_log_without_lines_are_a_bounded_piece(tmp_path: Pat
     assert time.monotonic() - began < 2
     log.write_bytes(b"a\nb\nc\n")
     assert offset_of_last_lines(log, 2) == 2
+
+
+def test_a_unit_whose_agent_was_removed_is_told_before_anything_is_stopped(tmp_path: Path) -> None:
+    service = Service(tmp_path, "s")
+    put(service, ID)
+    release = service.release(ID)
+    for name in ("launch.sh", "env"):
+        (release.path / name).write_text("")
+    agent = tmp_path / "agent" / "0123456789abcdef.pyz"
+    (release.path / "user.service").write_text(
+        f'ExecStart=python "{agent}" boot\nExecStopPost=python "{agent}" ended\n'
+    )
+    assert release.lacks("systemd-user") == ["the agent 0123456789abcdef.pyz that user.service names"]
+    agent.parent.mkdir()
+    agent.write_text("")
+    assert release.lacks("systemd-user") == []
+
+
+def test_the_beginning_of_a_moment_is_found_without_reading_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [f"[2026-01-{day:02} {hour:02}:00:00] {'x' * 9000}\n" for day in range(1, 29) for hour in range(24)]
+    log.write_text("".join(lines))
+    for wanted in (0, 1, 300, 671):
+        begin = sum(map(len, lines[:wanted]))
+        offset = offset_of_moment(log, lines[wanted][1:20])
+        assert begin - (3 << 20) <= offset <= begin
+    assert log.stat().st_size - offset_of_moment(log, "2027-01-01 00:00:00") <= 2 << 20
+    assert offset_of_moment(tmp_path / "none", "2027-01-01 00:00:00") == 0
+
+
+def test_an_ipv6_only_listener_holds_no_ipv4_port() -> None:
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(("::", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert ports.owner(port, "127.0.0.1") is None
+        found = ports.owner(port, "::1")
+        assert found is not None
+        assert ports.describe(found).startswith(f"[::]:{port} is held by pid {os.getpid()}")
+        with socket.create_server(("127.0.0.1", port)):
+            beside = ports.owner(port, "127.0.0.1")
+            assert beside is not None
+            assert beside["address"] == "127.0.0.1"
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
+        assert ports.owner(both.getsockname()[1], "127.0.0.1") is not None

@@ -33,6 +33,7 @@ from mtpdeploy.sglang.masking import mask
 
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _HEADER = re.compile(r"^# mtpdeploy launch (\S+) boot (\d+) utc (\S+)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ALL = 1 << 40  # lines, with --since
@@ -76,7 +77,7 @@ def logs(
     begin = _moment(since)
     chosen = {target.name: target for target in targets(home, host, inventory)}
     filters = _Filters(json=json, events=events, pattern=pattern, since=begin, level=level_guess)
-    fetch = _Fetch(launch=launch, lines=_ALL if begin else lines, follow=follow)
+    fetch = _Fetch(launch=launch, lines=_ALL if begin else lines, follow=follow, since=begin)
     if len(chosen) == 1:
         (target,) = chosen.values()
         _stream(target, _Printer(target.name, lambda line: out(line.text), filters), talk, fetch)
@@ -173,6 +174,7 @@ class _Fetch:
     launch: str | None
     lines: int
     follow: bool
+    since: datetime | None = None
 
 
 def _stream(
@@ -199,6 +201,8 @@ def _stream(
 
     def ask(client: AgentClient) -> None:
         request = TailRequest(lines=lines, follow=follow, launch_id=launch)
+        if fetch.since is not None:
+            request.update(TailRequest(since=fetch.since.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")))
         if place:
             # What was followed as the current launch may have been replaced while the line was cut: its rest comes first.
             request.update(TailRequest(inode=place["inode"], offset=place["offset"]))
@@ -293,6 +297,8 @@ class _Printer:
         if self.filters.json:
             told = {"host": self.host, "launch_id": self.launch_id, "boot": self.boot, "line": text}
             text = json_module.dumps(told, ensure_ascii=False)
+        else:  # what a log holds must not steer the terminal that shows it
+            text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
         self.out(_Line(self.when, stamp is None and bool(self.when), text))
 
     def _event(self, event: ev.Event) -> None:

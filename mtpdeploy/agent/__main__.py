@@ -129,6 +129,7 @@ def _tail(stream: Stream, request: Any) -> Any:
         offset=request.get("offset"),
         lines=int(request.get("lines", 100)),
         follow=bool(request.get("follow")),
+        since=str(said) if (said := request.get("since")) else None,
     )
 
 

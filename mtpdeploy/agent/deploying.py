@@ -522,7 +522,7 @@ def adopt(service: Service, stream: Stream, request: Any) -> dict[str, Any]:
     from mtpdeploy.sglang.masking import mask_values
 
     client = str(request.get("client") or "unknown")
-    owner = ports.owner(int(request["port"]))
+    owner = ports.owner(int(request["port"])) or ports.owner(int(request["port"]), "::")  # IPv6-only too
     if owner is None:
         raise Fault("not-found", f"nobody listens on port {request['port']}")
     if owner["pid"] is None:

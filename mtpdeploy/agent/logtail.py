@@ -16,6 +16,7 @@ from mtpdeploy.agent.logmask import LogMask
 from mtpdeploy.agent.protocol import LOG_CHUNK
 from mtpdeploy.agent.release import Release
 
+_STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
 _HEADER = re.compile(rb"^# mtpdeploy launch (\S+) boot (\d+) ", re.MULTILINE)
 
 _BACK_BYTES, _BACK_LEAST = 16 * 1024, 1024 * 1024
@@ -132,6 +133,25 @@ def offset_of_last_lines(path: os.PathLike[str], lines: int) -> int:
                     return position + at + 1
                 wanted -= found
             return position
+    except OSError:
+        return 0
+
+
+def offset_of_moment(path: os.PathLike[str], stamp: str) -> int:
+    """An offset before the first line whose stamp (`2026-01-31 12:00:00`) is not earlier; a gigabyte is not read for it.
+
+    One stamp is looked at in each `_BACK_LEAST` bytes, so more than was asked for may follow; 0 if that is the whole file.
+    """
+    try:
+        with open(path, "rb") as file:
+            size, before = file.seek(0, os.SEEK_END), 0
+            for start in range(_BACK_LEAST, size, _BACK_LEAST):
+                file.seek(start)
+                found = _STAMP.search(file.read(_BACK_BYTES))
+                if found and found.group(1).decode() >= stamp:
+                    return before
+                before = start
+            return max(0, before - _BACK_BYTES)
     except OSError:
         return 0
 

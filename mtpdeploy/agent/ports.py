@@ -92,6 +92,17 @@ def conflicts(listener: Listener, host: str) -> bool:
     return listener.address in wanted or listener.address.removeprefix("::ffff:") in wanted
 
 
+def _can_bind(host: str, port: int) -> bool:
+    """Whether this IPv4 address is free. Nothing listens there for it, so a server that binds at this very moment is not disturbed."""
+    with socket.socket(socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
 def owner(port: int, host: str = "0.0.0.0", likely: int | None = None) -> PortOwner | None:
     """Who listens on `host`:`port`; None if nobody does.
 
@@ -99,6 +110,10 @@ def owner(port: int, host: str = "0.0.0.0", likely: int | None = None) -> PortOw
     of processes that is most of the time.
     """
     sockets = [listener for listener in listeners(port) if conflicts(listener, host)]
+    if exact := [listener for listener in sockets if listener.address != "::"]:
+        sockets = exact  # one on `::` beside it can only be IPv6-only
+    elif sockets and ":" not in host and _can_bind(host, port):
+        sockets = []  # IPv6-only: /proc/net/tcp6 does not show it, but our address is free
     if not sockets:
         return None
     inodes = {listener.inode for listener in sockets}
@@ -133,7 +148,9 @@ def owner(port: int, host: str = "0.0.0.0", likely: int | None = None) -> PortOw
 
 def describe(found: PortOwner) -> str:
     """A port's owner in words."""
-    where = f"{found['address']}:{found['port']}"
+    where = (
+        f"[{found['address']}]:{found['port']}" if ":" in found["address"] else f"{found['address']}:{found['port']}"
+    )
     if found["pid"] is None:
         return f"{where} is held by a process of user {found['user']} that this user may not look at"
     ours = f", launch {found['launch_id']}" if found["launch_id"] else ""

@@ -189,6 +189,7 @@ class TailRequest(Request, total=False):
     inode: int | None
     offset: int | None  # None = from `lines` before the end
     lines: int
+    since: str  # `2026-01-31 12:00:00` as the log spells it: begin somewhere before it; instead of lines
     follow: bool
 
 

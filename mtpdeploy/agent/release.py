@@ -20,6 +20,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,6 +39,9 @@ _NOT_A_SERVICE = ("agent", "bench")  # neighbours in the work folder
 _KEPT_BOOTS = 100
 _REQUIRED: dict[str, type] = {"launch_id": str, "service": str, "profile": str, "fingerprint": str, "host": str, "port": int,
                               "python": str, "argv": list, "by": str, "created_utc": str}  # fmt: skip
+
+
+_AGENT = re.compile(r"\b[0-9a-f]{16}\.pyz")
 
 
 def unit_name(service: str) -> str:
@@ -249,7 +253,13 @@ class Release:
         with contextlib.suppress(OSError):
             if "/server.yml" in (self.path / "launch.sh").read_text(errors="replace"):
                 wanted.append("server.yml")
-        return [name for name in wanted if not (self.path / name).is_file()]
+        missing = [name for name in wanted if not (self.path / name).is_file()]
+        for name in wanted[2:]:  # a unit names the agent that is to start it
+            with contextlib.suppress(OSError):
+                named = set(_AGENT.findall((self.path / name).read_text(errors="replace")))
+                gone = [agent for agent in named if not (self.service.workdir / "agent" / agent).exists()]
+                missing += [f"the agent {agent} that {name} names" for agent in gone]
+        return missing
 
     def update(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Changes state.json under its own lock and returns the new state. OSError if it cannot be written."""

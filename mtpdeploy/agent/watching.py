@@ -14,7 +14,7 @@ from typing import Any
 
 from mtpdeploy.agent import ports, process
 from mtpdeploy.agent.clock import utc_now
-from mtpdeploy.agent.logtail import LogTail, offset_of_last_lines
+from mtpdeploy.agent.logtail import LogTail, offset_of_last_lines, offset_of_moment
 from mtpdeploy.agent.process import ProcessId
 from mtpdeploy.agent.protocol import WatchResult
 from mtpdeploy.agent.release import READY_LINE, Release, Service
@@ -38,11 +38,12 @@ def tail(
     offset: int | None,
     lines: int,
     follow: bool,
+    since: str | None = None,
 ) -> dict[str, Any]:
     """Streams a log from a place, or its last lines; with `follow` until the reader goes away."""
     release = service.release(launch_id)
     if offset is None:
-        offset = offset_of_last_lines(release.log, lines)
+        offset = offset_of_moment(release.log, since) if since else offset_of_last_lines(release.log, lines)
     place = LogTail(release, inode, offset)
     try:
         while True:

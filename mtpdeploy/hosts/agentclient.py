@@ -69,7 +69,8 @@ except OSError as error:
     import json
     print(json.dumps({"event": "error", "kind": "remote-error",
         "message": "the agent cannot be written to %s: %s" % (folder, (error.strerror or str(error)).lower()),
-        "next_commands": ["df -h " + work, "set `workdir` to a folder of this user with room"]}))
+        "next_commands": [("ls -ld " if isinstance(error, PermissionError) else "df -h ") + work,
+            "set `workdir` to a folder of this user with room"]}))
     sys.exit(0)
 os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[5:])
 """
