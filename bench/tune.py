@@ -2,7 +2,8 @@
 
     python bench/tune.py [--seeds 20] [--grid H200 --grid simulated --grid odd]
 
-Prints, a grid, objective and method: launches used until it stopped (the model by itself; the others take a quarter of the grid),
+Prints, a grid, objective and method: launches used until it stopped (the model: the search as it
+is, with TPE where it does not believe its model; the others take a quarter of the grid),
 launches until a setting within 5 % of the grid's best was measured (median and worst over the seeds; all of the grid where
 none was), and the regret (share of the best that is missed) after a quarter of the grid's launches and after as many launches
 as the model took (median, worst). The last column is random search's median over the method's.
