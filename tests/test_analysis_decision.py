@@ -353,6 +353,13 @@ def test_named_runs_alone_are_judged_and_simulated_ones_never_for_a_real_host(ho
     assert {one.spot.profile for one in whole.judged} == {"baseline", "mtp"}
 
 
+def test_a_baseline_that_was_not_measured_is_refused_with_those_that_were(home: Path) -> None:
+    crossing_runs(home)
+    for ask in (frontier, recommend):
+        with pytest.raises(NotFound, match="--baseline nope: measured here are baseline, mtp"):
+            ask(home=home, talk=TALK, host="gpu1", baseline="nope")  # type: ignore[operator]
+
+
 def test_one_benchmark_of_another_length_hides_no_pair_that_was_measured_alike(home: Path) -> None:
     short = {"speeds": {1: 60.0}, "workload": None, "session": None, "output_tokens": 64}
     a, b = bench_run(home, "baseline", **short), bench_run(home, "mtp", **short)  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ def refused(home: Path, **options: Any) -> str:
         ({"find": "max-goodput", "slo": "ttft_p50_ms<9", "concurrency": "1,2"}, "--find starts from one load"),
         ({"find": "max-goodput", "slo": "ttft_p50_ms<9", "repeat": 2}, "--find starts from one load"),
         ({"model": "\udcff"}, "--model '\\udcff': is not UTF-8"),
+        ({"url": "http://[::"}, "--url 'http://[::': should be such as http://127.0.0.1:30000"),
+        ({"url": "http://host:port"}, "--url 'http://host:port': should be such as"),
         ({"url": None, "attach": "last", "concurrency": "2"}, "--concurrency says nothing to --attach"),
         ({"url": None, "arms": "a,b", "find": "max-goodput", "slo": "ttft_p50_ms<9"}, "--find searches with one profile"),
     ],
@@ -61,6 +63,9 @@ def test_an_option_that_cannot_be_meant_is_named(tmp_path: Path, options: dict[s
     [
         ("1\nx\n", None, "line 2: 'x' is neither a time"),
         ("2\n1\n", None, "line 2: 1 s lies before"),
+        ("1\nnan\n", None, "line 2: 'nan' is no time"),
+        ("1e999\n", None, "line 1: '1e999' is no time"),
+        ('{"timestamp": NaN}\n', None, "is no time"),
         ("# nothing\n", None, "no arrival in it"),
         ("1\n2\n", 5, "--requests 5: the trace has 2 arrivals"),
     ],

@@ -82,6 +82,13 @@ def test_bench_serving_rows_have_that_tools_names(tmp_path: Path) -> None:
     assert rows[0]["request_rate"] == "inf"
 
 
+def test_a_dashboard_row_says_that_it_is_simulated_or_invalid(tmp_path: Path) -> None:
+    run = bench_run(tmp_path, speeds={1: 50.0}, simulated=True, figures={"valid": False})
+    answer = actions.show(home=tmp_path, talk=TALK, run=run.id)
+    (row,) = (json.loads(line) for line in exported([answer], "bench-serving").splitlines())
+    assert (row["backend"], row["simulated"], row["valid"]) == ("mtpdeploy (simulated) (invalid)", True, False)
+
+
 def test_an_export_goes_to_stdout_or_to_a_file(tmp_path: Path) -> None:
     run = shown(tmp_path)
     said = actions.export(home=tmp_path, talk=TALK, run=["last"], format="csv")

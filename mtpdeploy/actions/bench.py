@@ -331,8 +331,12 @@ def _key(name: str | None) -> Secret | None:
 
 
 def _at_url(home: Path, talk: Talk, wish: Wish, url: str, key: Secret | None) -> BenchAnswer:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        meant = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port that is none
+        meant = False
+    if not meant:
         raise UsageError(f"--url {url!r}: should be such as http://127.0.0.1:30000")
     if parts.username or parts.password:
         raise UsageError("--url holds a user or password, which would be stored; use --api-key-env")

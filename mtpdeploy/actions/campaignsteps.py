@@ -530,7 +530,7 @@ class Conductor:
             made.append(
                 recommend(
                     home=self.home, talk=self.talk, run=tuple(self._runs()), workload=self.spec.workload, slo=self.spec.slo,
-                    rate=self.spec.rate, baseline=self.spec.arms[0],
+                    rate=self.spec.rate, baseline=self.spec.arms[0] if self._runs(self.spec.arms[0]) else None,
                 )
             )  # fmt: skip
             run.write_json("recommendation.json", made[0].as_json())

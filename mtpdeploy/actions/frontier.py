@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtpdeploy.analysis.frontier import Frontier
+from mtpdeploy.analysis.frontier import Frontier, UnknownBaseline
 from mtpdeploy.analysis.frontier import frontier as traded
 from mtpdeploy.analysis.samples import Measured, told_apart
 from mtpdeploy.errors import NotFound
@@ -27,7 +27,10 @@ def frontier(
     store = Store(home)
     talk.stage("frontier", "reading the benchmarks")
     named = tuple(one for name in run for one in chosen(store, name, host=host, workload=workload))
-    return traded(told_apart(named or alike(store, host, workload)), baseline=baseline)
+    try:
+        return traded(told_apart(named or alike(store, host, workload)), baseline=baseline)
+    except UnknownBaseline as exc:
+        raise NotFound(str(exc), next_commands=HOW) from exc
 
 
 def alike(

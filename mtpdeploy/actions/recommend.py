@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtpdeploy.actions.frontier import alike
+from mtpdeploy.analysis.frontier import UnknownBaseline
 from mtpdeploy.analysis.likeness import MTP_ARGS
 from mtpdeploy.analysis.recommend import Kind, Recommendation
 from mtpdeploy.analysis.recommend import recommend as recommended
@@ -84,6 +85,8 @@ def recommend(
             memory=budgets,
         )  # fmt: skip
         return replace(answer, notes=(*answer.notes, *passed_over))
+    except UnknownBaseline as exc:
+        raise NotFound(str(exc), next_commands=HOW) from exc
     except ValueError as exc:
         raise NotFound(f"{exc} on {host or 'this host'}", next_commands=["mtpdeploy bench"]) from exc
 

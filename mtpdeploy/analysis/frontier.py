@@ -104,15 +104,24 @@ class Frontier:
         }
 
 
+class UnknownBaseline(LookupError):
+    """The profile that the others were to be compared with was not measured among them."""
+
+
 def frontier(measurements: Sequence[Measured], *, baseline: str | None = None) -> Frontier:
     """Over measurements of one host and workload; profiles are told apart by their label.
 
     baseline: the profile that the others are compared with; by default the one without speculative decoding, else the
-    first by name.
+    first by name. UnknownBaseline if it is not among the measured.
     """
     arms = by_label(measurements)
+    if baseline is not None and baseline not in arms:  # told apart by its settings, a profile has several labels
+        named = [label for label, runs in arms.items() if runs[0].name == baseline]
+        if not named:
+            raise UnknownBaseline(f"--baseline {baseline}: measured here are {', '.join(arms) or 'none'}")
+        baseline = named[0]
     spots = pareto([spot for label, runs in arms.items() for spot in spots_of(label, runs)])
-    base = baseline if baseline in arms else _baseline(arms)
+    base = baseline or _baseline(arms)
     comparisons = tuple(compare(arms[base], runs) for label, runs in arms.items() if label != base) if base else ()
     pairs = {
         (one, other): likeness(arms[one], arms[other]).differences for one, other in itertools.combinations(arms, 2)

@@ -330,11 +330,13 @@ def _experiments(
     )
     if len(labels) > 1 and (traded.not_like_for_like or unsure):
         other = next(label for label in labels if label != profile)
+        why = (
+            "the profiles were not measured alike"
+            if traded.not_like_for_like
+            else f"the difference at {subject.spot.load} is not beyond the noise"
+        )
         found.append(
-            Experiment(
-                f"mtpdeploy bench{at} --arms {other},{profile} --repeat 4",
-                "the profiles were not measured alike, or the difference is not beyond the noise: measure them in turns",
-            )
+            Experiment(f"mtpdeploy bench{at} --arms {other},{profile} --repeat 4", f"{why}: measure them in turns")
         )
     limit = setting_of(own[-1]).running
     highest = max(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 
@@ -60,6 +61,8 @@ def from_trace(lines: Sequence[str], count: int | None = None) -> tuple[float, .
             value = float(json.loads(text)["timestamp"]) / 1000 if text.startswith("{") else float(text)
         except (ValueError, KeyError, TypeError) as exc:
             raise ValueError(f"line {number}: {text[:60]!r} is neither a time in seconds nor has `timestamp`") from exc
+        if not math.isfinite(value):
+            raise ValueError(f"line {number}: {text[:60]!r} is no time")
         if due and value < due[-1]:
             raise ValueError(f"line {number}: {value:g} s lies before the line above it ({due[-1]:g} s)")
         due.append(value)

@@ -198,9 +198,13 @@ def _serving_row(run: RunShown, point: Mapping[str, object], records: Sequence[R
         "itl": [gap for one in records for gap in _token_gaps_ms(one)],
     }
     taken = _real(point.get("input_tokens"))
+    valid = point.get("valid") is not False
     row: dict[str, object] = {
         "tag": run.run.id,
-        "backend": "mtpdeploy",
+        # A dashboard shows the backend: what no GPU gave, or what its own run calls meaningless, must not look like the rest.
+        "backend": "mtpdeploy"
+        + (" (simulated)" if run.run.provenance.simulated else "")
+        + ("" if valid else " (invalid)"),
         "dataset_name": run.run.provenance.prompts,
         "request_rate": "inf" if asked is None else asked,
         "max_concurrency": point.get("concurrency"),
@@ -229,6 +233,8 @@ def _serving_row(run: RunShown, point: Mapping[str, object], records: Sequence[R
         row[f"p99_{theirs}_ms"] = within(point, ours, "p99") if ours else told.p99
     row["concurrency"] = _per(sum(known["e2e_latency"]) / 1000, duration) if known["e2e_latency"] else None
     row["accept_length"] = point.get("accept_length")
+    row["simulated"] = run.run.provenance.simulated
+    row["valid"] = valid
     return row
 
 

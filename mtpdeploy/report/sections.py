@@ -131,7 +131,7 @@ def headline(story: Story) -> list[tuple[str, str, str]]:
         speeds = [value for one in closed if one.load.concurrency == chosen and (value := one.number("output_tok_s"))]
         if speeds and (what != "most users" or chosen != _lowest(passes)):
             label = f"{side.label}, {what}" if what == "one user" else f"{side.label} at concurrency {chosen}"
-            tiles.append((label, number(statistics.median(speeds)), "tok/s"))
+            tiles.append((label, number(statistics.geometric_mean(speeds)), "tok/s"))
     lengths = [value for one in passes if (value := one.number("accept_length")) is not None]
     if lengths:
         tiles.append(("accept length", f"{statistics.fmean(lengths):.2f}", "tokens a step"))
