@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -424,7 +425,8 @@ def test_tpe_keeps_the_budget_too(budget: dict[str, Any], monkeypatch: pytest.Mo
 def test_without_optuna_the_search_says_what_to_install_and_goes_on_with_the_model(
     monkeypatch: pytest.MonkeyPatch, odd: Grid
 ) -> None:
-    monkeypatch.setattr(tpe, "installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert not tpe.installed()
     search = misled(odd)
     assert search.misfit is not None
     assert search.misfit.by == "model"

@@ -6,7 +6,7 @@ same proposal and a broken search goes on where it was. Optuna is the extra `mtp
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,12 @@ ASKS = 400  # draws in search of a setting that may be launched
 
 
 def installed() -> bool:
-    return importlib.util.find_spec("optuna") is not None
+    """Whether Optuna is there and can be imported, which takes a second."""
+    try:
+        importlib.import_module("optuna")
+    except ImportError:
+        return False
+    return True
 
 
 def next_of(open_: Sequence[Levels], seen: Sequence[tuple[Levels, float | None]]) -> int:
