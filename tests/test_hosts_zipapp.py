@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from mtpdeploy.hosts import agentclient
 from mtpdeploy.hosts.zipapp import agent
 from mtpdeploy.resources import PACKAGE
 
@@ -62,3 +63,23 @@ def test_the_agent_answers_with_no_package_installed_beside_it(tmp_path: Path) -
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "deploy, watch, status" in done.stderr  # it came as far as to tell its verbs
+
+
+def test_what_the_agent_says_to_type_names_the_host_and_keeps_its_remark() -> None:
+    said = {
+        "message": "m",
+        "next_commands": [
+            "mtpdeploy unlock --break-lock   # only if it hangs",
+            "mtpdeploy deploy --host HOST --profile P",
+            "df -h /",
+        ],
+    }
+    assert agentclient.from_event(said, "gpu1").next_commands == [
+        "mtpdeploy unlock --break-lock --host gpu1   # only if it hangs", "mtpdeploy deploy --host gpu1 --profile P", "df -h /",
+    ]  # fmt: skip
+
+
+def test_the_installing_program_compiles_and_asks_for_a_line_of_its_own() -> None:
+    compile(agentclient._INSTALL, "install", "exec")
+    assert agentclient._RUN.startswith("echo\n"), "a greeting without an end would swallow the first event"
+    assert agentclient._BOOTSTRAP.startswith("echo\n")

@@ -390,7 +390,7 @@ def _switch(service: Service, stream: Stream, root: Root, client: str, target: R
     if lacks := target.lacks(choice.kind):
         raise Fault(
             "remote-error",
-            f"launch {target.launch_id} cannot be started again: {', '.join(lacks)} of {target.path} is missing. Nothing was touched",
+            f"launch {target.launch_id} cannot be started again, {target.path} lacks: {', '.join(lacks)}. Nothing was touched",
             next_commands=["mtpdeploy deploy --force   # writes a new release", "mtpdeploy history"],
             runbook="half-finished-deploy",
         )

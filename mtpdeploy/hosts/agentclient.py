@@ -241,6 +241,7 @@ def from_event(event: Event, host: str) -> MtpError:
 
 def _for_host(command: str, host: str) -> str:
     """The agent does not know what the client calls its host."""
+    command = command.replace("--host HOST", f"--host {shlex.quote(host)}")
     if command.startswith("mtpdeploy ") and "--host" not in command:
         words, gap, remark = command.partition("   #")
         return f"{words} --host {shlex.quote(host)}{gap}{remark}"
