@@ -236,6 +236,8 @@ def _signals_unwind() -> Iterator[None]:
 
 def _of_this_machine(error: OSError) -> MtpError | None:
     """A folder that may not be written, a full disk: the user's to mend, and no fault of ours."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):  # a temporary file, which has no name
+        return MtpError(f"no room for a file: {error.strerror}", next_commands=("df -h",))
     if error.filename is None or error.errno is None:
         return None
     message = f"{error.filename}: {error.strerror}"

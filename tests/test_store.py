@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -98,6 +99,22 @@ def test_a_killed_writer_that_nobody_has_reaped_is_gone(store: Store) -> None:
         assert store.run("last").status == "interrupted"
     finally:
         writer.wait()
+
+
+def test_a_full_disk_is_told_with_its_file_and_leaves_no_nameless_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.new_run("bench")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as the kernel does: without a name
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*records\.jsonl'"):
+        run.append_jsonl("records.jsonl", [{"point": 0}])
+    with pytest.raises(OSError, match=r"No space left on device: '.*run\.json'"):
+        store.new_run("bench")
+    assert [each.name for each in store.folder.iterdir() if each.is_dir()] == [run.id]
 
 
 def test_an_exception_inside_a_run_is_its_recorded_failure(store: Store) -> None:

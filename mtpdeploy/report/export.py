@@ -259,7 +259,7 @@ def _per(amount: float | None, seconds: float | None) -> float | None:
 def parquet(runs: Sequence[RunShown]) -> bytes:
     """The lines of csv as a Parquet file, with types. UsageError without pyarrow, which is not among what mtpdeploy needs."""
     try:
-        import pyarrow  # type: ignore[import-not-found]
+        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         from pyarrow import parquet as files
     except ImportError as exc:
         raise UsageError(

@@ -57,8 +57,9 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(aside, 0o644)
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as exc:
         Path(aside).unlink(missing_ok=True)
+        _named(exc, path)
         raise
 
 
@@ -73,12 +74,22 @@ def append_jsonl(path: Path, values: Iterable[object]) -> None:
     if not lines:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        if _ends_torn(file):
-            lines = b"\n" + lines
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a+b") as file:
+            if _ends_torn(file):
+                lines = b"\n" + lines
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as exc:
+        _named(exc, path)
+        raise
+
+
+def _named(exc: BaseException, path: Path) -> None:
+    """A write on a full disk fails without saying where: the file's name goes into the error."""
+    if isinstance(exc, OSError) and exc.filename is None:
+        exc.filename = str(path)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, object]]:

@@ -18,7 +18,7 @@ import shutil
 import socket
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -229,7 +229,12 @@ class Store:
                 continue
             break
         run = Run(path, head | {"run_id": path.name})
-        run._save()
+        try:
+            run._save()
+        except OSError:  # a full disk: a run that says nothing is none
+            with suppress(OSError):
+                path.rmdir()
+            raise
         return run
 
     def run(self, name: str, *, kind: str | None = None) -> Run:
