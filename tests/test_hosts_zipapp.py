@@ -74,7 +74,7 @@ def test_what_the_agent_says_to_type_names_the_host_and_keeps_its_remark() -> No
             "df -h /",
         ],
     }
-    assert agentclient.from_event(said, "gpu1").next_commands == [
+    assert list(agentclient.from_event(said, "gpu1").next_commands) == [
         "mtpdeploy unlock --break-lock --host gpu1   # only if it hangs", "mtpdeploy deploy --host gpu1 --profile P", "df -h /",
     ]  # fmt: skip
 
