@@ -259,7 +259,21 @@ def test_a_search_finds_the_highest_concurrency_that_keeps_the_limits(run: Calla
     assert [point.concurrency for point in answer.points][:4] == [1, 2, 4, 8]
     assert answer.best is not None
     assert answer.best.concurrency == 5
-    assert all(point.requests >= 2 * (point.concurrency or 0) for point in answer.points)
+    assert {point.requests for point in answer.points} == {20}
+
+
+def test_a_search_keeps_the_number_of_requests_that_was_said_and_ends_where_it_cannot_fill_the_lanes(
+    run: Callable[..., BenchAnswer],
+) -> None:
+    with Mock(Script(first_s=0.01, step_s=0.002)) as server:
+        said = run(server, concurrency="4", requests=10, find="max-goodput", slo="ttft_p90_ms<90000", output_tokens="6")
+        free = run(
+            server, concurrency="8", requests=None, find="max-goodput", slo="ttft_p90_ms<0.001", output_tokens="6"
+        )
+    assert {point.requests for point in said.points} == {10}
+    assert said.points[-1].concurrency == 8
+    assert "10 requests cannot fill 16 lanes; raise --requests" in said.meta["skipped"][0]["why"]
+    assert all(point.requests >= 2 * (point.concurrency or 0) for point in free.points)
 
 
 def test_a_search_cannot_begin_with_limits_that_its_points_cannot_decide(run: Callable[..., BenchAnswer]) -> None:

@@ -315,7 +315,7 @@ def _asked(base: load.Asked, given: Mapping[str, Any]) -> tuple[load.Asked, Stop
         seed=given["seed"] if given["seed"] is not None else asked.seed,
     )
     return asked, Stop(at_saturation=swept, slo=tuple((given["slo"] or "").split(",")) if given["slo"] else (),
-                       search=given["find"] is not None)  # fmt: skip
+                       search=given["find"] is not None, requests_fixed=asked.requests is not None)  # fmt: skip
 
 
 def _key(name: str | None) -> Secret | None:

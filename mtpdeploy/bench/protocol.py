@@ -252,7 +252,12 @@ async def search(run: Run) -> None:
     for number in range(SEARCH_POINTS):
         if run.halt.asked:
             return
-        point = loaded(base, load, number)
+        point = loaded(base, load, number, requests_fixed=run.spec.stop.requests_fixed)
+        if not base.open_loop and load > len(point.requests):
+            run.skip(
+                point, f"the search ends: {len(point.requests)} requests cannot fill {load:.0f} lanes; raise --requests"
+            )
+            return
         made = await run.measure(point)
         unstable = any(reason.startswith("unstable") for reason in made.invalid_because)
         values = [(limit, limit.of(made)) for limit in limits]
@@ -277,14 +282,15 @@ async def search(run: Run) -> None:
                 return
 
 
-def loaded(base: PointSpec, load: float, index: int) -> PointSpec:
-    """The point under another load: more lanes with as many more requests, or the same arrivals drawn closer together."""
+def loaded(base: PointSpec, load: float, index: int, *, requests_fixed: bool) -> PointSpec:
+    """The point under another load: more lanes with as many more requests (unless their number is fixed), or the same
+    arrivals drawn closer together."""
     if base.open_loop:
         factor = (base.rate or load) / load
         requests = tuple(replace(one, at_s=None if one.at_s is None else one.at_s * factor) for one in base.requests)
         return replace(base, index=index, rate=load, requests=requests)
     lanes = int(load)
-    count = max(len(base.requests), 2 * lanes)
+    count = len(base.requests) if requests_fixed else max(len(base.requests), 2 * lanes)
     requests = tuple(replace(base.requests[place % len(base.requests)], index=place) for place in range(count))
     warmup = base.warmup and tuple(
         replace(base.warmup[place % len(base.warmup)], index=place) for place in range(lanes)

@@ -97,6 +97,7 @@ class Stop:
     gain: float = 0.03  # saturated: output tok/s grew by less than this share over the last value
     slo: tuple[str, ...] = ()  # with a search: points that break it end it
     search: bool = False
+    requests_fixed: bool = False  # the search keeps the number of requests a point; else twice the lanes at least
 
 
 @dataclass(frozen=True, slots=True)
