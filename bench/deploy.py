@@ -34,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ class Bench:
         wanted = [tool for tool in (*HERE, *(ELSEWHERE if self.peers is not None else ())) if tool in self.wanted]
         made: dict[str, Callable[[str], float]] = {"mtpdeploy": lambda state: self.ours(names, state)}
         for tool in wanted:
-            made[tool] = lambda state, tool=tool: self.theirs(tool, names, state)  # type: ignore[misc]
+            made[tool] = partial(self.theirs, tool, names)
         return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import threading
 import time
@@ -13,35 +12,18 @@ from statistics import median
 from typing import Any
 
 import pytest
+from bench_runs import FAST, measuring, only, records
 from bench_server import Mock, Script
 
 from mtpdeploy.actions.bench import bench
 from mtpdeploy.actions.report import BenchAnswer, report
-from mtpdeploy.bench.values import Point, Record
 from mtpdeploy.errors import HostUnreachable, MtpError, RemoteError, UsageError
 from mtpdeploy.progress import Silent
-
-FAST: dict[str, Any] = {"first_s": 0.01, "step_s": 0.002}
 
 
 @pytest.fixture
 def run(home: Path) -> Callable[..., BenchAnswer]:
-    def measure(server: Mock, **options: Any) -> BenchAnswer:
-        given = {"concurrency": "2", "requests": 4, "output_tokens": "24"} | options
-        answer = bench(home=home, talk=Silent(), url=server.url, model="mock", **given)
-        assert isinstance(answer, BenchAnswer)
-        return answer
-
-    return measure
-
-
-def only(answer: BenchAnswer) -> Point:
-    assert len(answer.points) == 1
-    return answer.points[0]
-
-
-def records(answer: BenchAnswer) -> list[Record]:
-    return [Record.from_json(json.loads(line)) for line in (answer.path / "records.jsonl").read_text().splitlines()]
+    return measuring(home)
 
 
 @pytest.mark.slow

@@ -8,37 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import FAST, measuring, only, records
 from bench_server import Mock, Script
 
-from mtpdeploy.actions.bench import bench
 from mtpdeploy.actions.report import BenchAnswer
 from mtpdeploy.bench import metrics, outputs, protocol
 from mtpdeploy.bench.counters import parse, was_reset
-from mtpdeploy.bench.values import Measured, Message, Point, Record, Sample
-from mtpdeploy.progress import Silent
+from mtpdeploy.bench.values import Measured, Message, Sample
 from mtpdeploy.store import Store
-
-FAST: dict[str, Any] = {"first_s": 0.01, "step_s": 0.002}
 
 
 @pytest.fixture
 def run(home: Path) -> Callable[..., BenchAnswer]:
-    def measure(server: Mock, **options: Any) -> BenchAnswer:
-        given = {"concurrency": "2", "requests": 4, "output_tokens": "24"} | options
-        answer = bench(home=home, talk=Silent(), url=server.url, model="mock", **given)
-        assert isinstance(answer, BenchAnswer)
-        return answer
-
-    return measure
-
-
-def only(answer: BenchAnswer) -> Point:
-    assert len(answer.points) == 1
-    return answer.points[0]
-
-
-def records(answer: BenchAnswer) -> list[Record]:
-    return [Record.from_json(json.loads(line)) for line in (answer.path / "records.jsonl").read_text().splitlines()]
+    return measuring(home)
 
 
 def test_a_window_with_others_work_is_dropped_and_measured_again(

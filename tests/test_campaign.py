@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from rehearsal import rehearsal
 
 from mtpdeploy.actions.campaign import campaign
 from mtpdeploy.errors import ConfigError, HostLocked, NotFound, UsageError
 from mtpdeploy.progress import Silent
-from mtpdeploy.resources import bundled
 from mtpdeploy.store import Run, Store
 
 TALK = Silent()
@@ -28,20 +26,8 @@ SHORT: dict[str, Any] = {"host": "local", "concurrency": "1,4", "requests": 8, "
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home with one simulated host on a port of its own; whatever was launched is stopped at the end."""
-    inventory = yaml.safe_load((bundled("inventories") / "local.yml").read_text())
-    host = inventory["hosts"]["local"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        host["args"]["port"] = free.getsockname()[1]
-    host["workdir"] = str(tmp_path / "work")
-    home = tmp_path / "home"
-    (home / "inventories").mkdir(parents=True)
-    (home / "inventories" / "site.yml").write_text(yaml.safe_dump(inventory))
-    yield home
-    from mtpdeploy.actions.launches import stop
-
-    if Store(home).last_deployed() is not None:
-        stop(home=home, talk=TALK, host="local", inventory=())
+    with rehearsal(tmp_path) as made:
+        yield made
 
 
 def the_run(home: Path) -> Run:

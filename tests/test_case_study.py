@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import tooling
 
 from mtpdeploy.actions.compare import compare
 from mtpdeploy.actions.frontier import frontier
@@ -22,13 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("case_study", ROOT / "tools" / "case_study.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["case_study"] = module
-    spec.loader.exec_module(module)
-    return module
+    return tooling.tool("case_study")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import importlib.util
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+import tooling
 import zstandard
 from commands import parse
 
@@ -31,12 +31,7 @@ CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generator", ROOT / "tools" / "docs.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tooling.tool("docs")
 
 
 def test_generated_pages_are_fresh(generator: ModuleType) -> None:

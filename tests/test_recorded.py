@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 import shlex
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import recorded
+import tooling
 from recorded import Recorded
 
 from mtpdeploy.sglang import api
@@ -233,14 +233,7 @@ def test_a_key_in_a_servers_arguments_is_in_nothing_that_is_made_of_them(one: Re
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "fixtures_tool", Path(__file__).parent.parent / "tools" / "fixtures.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tooling.tool("fixtures")
 
 
 def test_trimming_takes_repeated_access_lines_and_nothing_else(tool: ModuleType) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rehearsal import rehearsal
 from rich.console import Console
 
 from mtpdeploy.actions.tune import _failure, tune
@@ -23,7 +23,6 @@ from mtpdeploy.analysis.tune import Error, Misfit
 from mtpdeploy.errors import ConfigError, LaunchFailed, MtpError, NotReady, PlanRefused, UsageError
 from mtpdeploy.progress import Silent
 from mtpdeploy.report import tune as report
-from mtpdeploy.resources import bundled
 from mtpdeploy.store import Store
 
 TALK = Silent()
@@ -39,21 +38,8 @@ SHORT: dict[str, Any] = {
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home with one simulated host on a port of its own; whatever was launched is stopped at the end."""
-    inventory = yaml.safe_load((bundled("inventories") / "local.yml").read_text())
-    host = inventory["hosts"]["local"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        host["args"]["port"] = free.getsockname()[1]
-    host["simulate"]["clock"] = 50
-    host["workdir"] = str(tmp_path / "work")
-    home = tmp_path / "home"
-    (home / "inventories").mkdir(parents=True)
-    (home / "inventories" / "site.yml").write_text(yaml.safe_dump(inventory))
-    yield home
-    from mtpdeploy.actions.launches import stop
-
-    if Store(home).last_deployed() is not None:
-        stop(home=home, talk=TALK, host="local", inventory=())
+    with rehearsal(tmp_path, clock=50) as made:
+        yield made
 
 
 def searches(home: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,7 +26,6 @@ from mtpdeploy.sglang.masking import mask_values
 from mtpdeploy.store import Store
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-Witness = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

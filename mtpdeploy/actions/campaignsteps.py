@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class Conductor:
             work: dict[str, Callable[[Run, Step, str], Told]] = {
                 "plan": self._plan, "deploy": self._deploy, "verify": self._verify, "bench": self._bench, "tune": self._tune,
             }  # fmt: skip
-            self._do(run, step.key, lambda step=step, arm=arm, work=work: work[step.what](run, step, arm))  # type: ignore[misc]
+            self._do(run, step.key, partial(work[step.what], run, step, arm))
         return self._concluded(run)
 
     def _read(self, run: Run) -> None:
